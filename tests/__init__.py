@@ -1,0 +1,1 @@
+"""Test suite; a package so that helpers are imported as ``tests.helpers``."""

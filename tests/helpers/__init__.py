@@ -1,0 +1,1 @@
+"""What several tests share: vectors, tolerances of comparison, real models."""
