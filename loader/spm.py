@@ -1,0 +1,99 @@
+"""SentencePiece-style BPE by score (``tokenizer.ggml.model`` = llama).
+
+Owns the whitespace marker, merging by score and the fall-back to byte tokens. Must not know
+special tokens or pre-tokenizers.
+
+A text is one long word here: merges may cross spaces in principle. If no token has the marker
+after another character, no merge can cross into a new word, and the text is cut before each such
+marker so that words can be cached; otherwise it is merged whole. Both give the same ids.
+
+Source: llama.cpp src/llama-vocab.cpp ``llm_tokenizer_spm_session``. Why our own code: the
+sentencepiece library reads its own model file, and a GGUF file does not contain one.
+"""
+
+from __future__ import annotations
+
+import re
+
+from cudflash.loader.merging import NEVER, merge_symbols
+from cudflash.loader.vocabulary import Vocabulary
+
+from cudflash.errors import FormatError
+
+MARKER = "\u2581"
+_MARKER = MARKER.encode()
+_CACHED_WORDS = 65536
+_CACHED_LENGTH = 64
+_WORDS = re.compile(f"{MARKER}*[^{MARKER}]+|{MARKER}+")
+
+
+def text_of(token: bytes) -> bytes:
+    """Return the bytes that a normal token stands for."""
+    return token.replace(_MARKER, b" ")
+
+
+class SPM:
+    """Encoder of plain text by token score."""
+
+    def __init__(self, vocabulary: Vocabulary):
+        self._ids = vocabulary.ids
+        self._vocabulary = vocabulary
+        self._scores: list[float] = vocabulary.scores.tolist()
+        self._cuts_words: bool | None = None
+        self._cache: dict[str, list[int]] = {}
+
+    def encode(self, text: str, out: list[int]) -> None:
+        """Append the ids of a text without special tokens; spaces become the marker.
+
+        Raises
+        ------
+        FormatError
+            If a byte has no token in this vocabulary.
+        """
+        if self._cuts_words is None:
+            self._cuts_words = self._words_are_separate()
+        text = text.replace(" ", MARKER)
+        cache = self._cache
+        for word in _WORDS.findall(text) if self._cuts_words else (text,):
+            ids = cache.get(word)
+            if ids is None:
+                ids = self._encode_word(word)
+                if len(cache) >= _CACHED_WORDS:
+                    cache.clear()
+                if len(word) <= _CACHED_LENGTH:
+                    cache[word] = ids
+            out += ids
+
+    def _words_are_separate(self) -> bool:
+        """Whether no token holds the marker after another character."""
+        joined = b"\n".join(self._vocabulary.tokens)
+        inner = re.compile(b"(?<!\n)(?<!" + _MARKER + b")" + _MARKER)
+        return not any(hit.start() for hit in inner.finditer(joined))
+
+    def _encode_word(self, word: str) -> list[int]:
+        ids, scores = self._ids.get, self._scores
+
+        def cost(left: bytes, right: bytes) -> float:
+            token = ids(left + right)
+            return NEVER if token is None else -scores[token]
+
+        out = []
+        for symbol in merge_symbols([char.encode() for char in word], cost):
+            token = ids(symbol)
+            out += [token] if token is not None else self._byte_by_byte(symbol)
+        return out
+
+    def _byte_by_byte(self, symbol: bytes) -> list[int]:
+        """Spell a character that is no token."""
+        out = []
+        for byte in symbol:
+            token = self._ids.get(b"<0x%02X>" % byte)
+            if token is None:
+                token = self._ids.get(bytes([byte]))
+            if token is None:
+                raise FormatError(
+                    f"{self._vocabulary.path}: the vocabulary has no token for byte 0x{byte:02x}, "
+                    "so this text cannot be encoded; the file is incomplete, convert it again"
+                )
+            out.append(token)
+        return out
