@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from cudflash.loader.merging import NEVER, merge_symbols
 from cudflash.loader.pretokenizers import PreTokenizer
-from cudflash.loader.vocabulary import Vocabulary
+from cudflash.loader.vocabulary import Vocabulary, raw_strings
 
 from cudflash.errors import FormatError
 
@@ -56,12 +56,12 @@ class BPE:
     Parameters
     ----------
     vocabulary : Vocabulary
-    merges : sequence of bytes
-        ``left right`` lines; the index is the rank.
+    merges : sequence of str
+        ``left right`` lines; the index is the rank. Read at the first word that needs them.
     pre : PreTokenizer
     """
 
-    def __init__(self, vocabulary: Vocabulary, merges: Sequence[bytes], pre: PreTokenizer):
+    def __init__(self, vocabulary: Vocabulary, merges: Sequence[str], pre: PreTokenizer):
         self._ids = vocabulary.ids
         self._vocabulary = vocabulary
         self._merges = merges
@@ -105,12 +105,12 @@ class BPE:
         return ids
 
     def _rank_table(self) -> dict[bytes, int]:
-        ranks = dict(zip(self._merges, range(len(self._merges))))
-        if len(ranks) < len(self._merges):  # a repeated line keeps its first rank
+        lines = raw_strings(self._merges)
+        ranks = dict(zip(lines, range(len(lines))))
+        if len(ranks) < len(lines):  # a repeated line keeps its first rank
             ranks = {}
-            for rank, line in enumerate(self._merges):
+            for rank, line in enumerate(lines):
                 ranks.setdefault(line, rank)
-        self._merges = ()
         return ranks
 
     def _byte_by_byte(self, symbol: bytes) -> list[int]:

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from cudflash.errors import FormatError, UnsupportedError, UsageError
 from cudflash.loader import bpe, spm, vocabulary
 from cudflash.loader.pretokenizers import pre_tokenizer
 from cudflash.loader.streaming import StreamDecoder
 from cudflash.loader.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
+
+from cudflash.errors import FormatError, UnsupportedError, UsageError
 
 
 class Tokenizer:
@@ -73,7 +74,7 @@ class Tokenizer:
                     f"{path}: tokenizer.ggml.merges is missing, expected the merge list of a gpt2 "
                     "tokenizer; convert the model again"
                 )
-            self._model = bpe.BPE(vocab, vocabulary.raw_strings(merges), pre)
+            self._model = bpe.BPE(vocab, merges, pre)
             self._text_of = bpe.text_of
         self._kinds = vocab.kinds.tolist()
         self._pieces: dict[int, bytes] = {}
@@ -303,7 +304,7 @@ def _clean(text: bytes) -> bytes:
     """Apply llama.cpp's three passes over spaces; each looks at the text the previous one left.
 
     Passes: a space before ``? ! . ,``; both spaces around a lone apostrophe; a space before
-    ``'s 'm 're 've``. The first byte is never dropped as the pass begins at the second.
+    ``'s 'm 're 've``.
     """
     out = bytearray(text[:1])
     for i in range(1, len(text)):
@@ -322,8 +323,8 @@ def _clean(text: bytes) -> bytes:
         i += 1
     text, out = bytes(out), bytearray(out[:1])
     for i in range(1, len(text)):
-        if text[i - 1] == 0x20 and text[i] == 0x27:
-            if text[i + 1 : i + 2] in (b"s", b"m") or text[i + 1 : i + 3] in (b"re", b"ve"):
-                del out[-1]
+        contraction = text[i + 1 : i + 2] in (b"s", b"m") or text[i + 1 : i + 3] in (b"re", b"ve")
+        if text[i - 1] == 0x20 and text[i] == 0x27 and contraction:
+            del out[-1]
         out.append(text[i])
     return bytes(out)
