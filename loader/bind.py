@@ -87,9 +87,13 @@ class _Need:
 
 # Last name part -> what it is, for tensors that change the numbers in llama.cpp. One of these left
 # over means the file is not the model the graph computes, so it is refused, not listed.
-_EFFECTIVE = frozenset(
-    ["attn_qkv", "attn_gate", "attn_q_norm", "attn_k_norm", "attn_sinks", "attn_sub_norm", "ffn_sub_norm", "attn_norm_2", "post_attention_norm", "post_ffw_norm", "attn_output_norm", "layer_output_norm", "layer_output_scale", "rope_freqs", "rope_factors_long", "rope_factors_short", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp", "token_embd_norm", "position_embd"]
-)
+_EFFECTIVE = frozenset({
+    "attn_qkv", "attn_gate", "attn_q_norm", "attn_k_norm", "attn_sinks", "attn_sub_norm",
+    "ffn_sub_norm", "attn_norm_2", "post_attention_norm", "post_ffw_norm", "attn_output_norm",
+    "layer_output_norm", "layer_output_scale", "rope_freqs", "rope_factors_long",
+    "rope_factors_short", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps",
+    "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp", "token_embd_norm", "position_embd",
+})  # fmt: skip
 _EFFECTIVE_ENDINGS = (".bias", ".scale", ".input_scale")
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 

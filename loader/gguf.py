@@ -408,8 +408,8 @@ def _tensor_bytes(path: str, name: str, ne: tuple[int, ...], type_id: int) -> in
         return None
     if ne[0] % kind.block_size:
         raise FormatError(
-            f"{what} has rows of {ne[0]} values, expected a multiple of the {kind.block_size}-value "
-            f"block of {kind.name}; {AGAIN}"
+            f"{what} has rows of {ne[0]} values, expected a multiple of the "
+            f"{kind.block_size}-value block of {kind.name}; {AGAIN}"
         )
     return row_bytes(kind, ne[0]) * math.prod(ne[1:])
 

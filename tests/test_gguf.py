@@ -12,7 +12,7 @@ from cudflash.loader import gguf_values
 from cudflash.loader.ggml_types import SUPPORTED, GGMLType, known_type, row_bytes
 from cudflash.loader.gguf import open_gguf
 from cudflash.loader.gguf_values import StringArray
-from cudflash.loader.summary import file_digest, summarize
+from cudflash.loader.summary import summarize
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -393,17 +393,3 @@ def test_large_vocabulary_opens_without_decoding_a_string(tmp_path, monkeypatch)
     assert not tokens.is_decoded and len(calls) < 200
     assert seconds < 1.0, f"{seconds:.3f} s for 750,000 entries; about 0.1 s expected"
     assert (tokens[0], tokens[n - 1], tokens.is_decoded) == ("token 0", f"token {n - 1}", True)
-
-
-def test_file_digest_is_sha256_in_pieces(tmp_path):
-    """Catches a digest of only the first piece."""
-    import hashlib
-
-    blob = bytes(range(256)) * 10_000
-    path = tmp_path / "x"
-    path.write_bytes(blob)
-    seen = []
-    assert file_digest(path, seen.append) == hashlib.sha256(blob).hexdigest()
-    assert seen[-1] == len(blob) and len(seen) == 3
-    with pytest.raises(FormatError, match="cannot be read"):
-        file_digest(tmp_path / "absent")
