@@ -1,0 +1,131 @@
+"""The kernel that runs programs of kernels: one call from Python per forward pass.
+
+A program is an int64 array of records ``[entry point, argument block, barrier before, unused]``.
+Every worker thread walks the whole program and takes its own share of each record. Threads meet
+at spin barriers: a forward of a small model has hundreds of steps of a few microseconds, far
+below what a sleeping thread costs to wake.
+
+Subnormal policy of the numerics contract: flush to zero, set here for the length of a program and
+restored afterwards (CuPy compiles with ``-ftz=true`` and gives no way to turn it off).
+"""
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from cudflash.ops.cpu import simd as S
+
+RECORD_BYTES = 32
+# Barrier block: arrivals and generation on cache lines of their own.
+BARRIER_BYTES = 128
+_GENERATION = 64
+_SPINS_BEFORE_YIELD = 4000
+_FTZ_DAZ = 0x8040
+
+
+@intrinsic
+def call_kernel(typingctx, entry, args, tid, n_threads):
+    """Call a Numba-compiled ``void f(int64, int64, int64)`` by address (Numba's own convention)."""
+    signature = types.void(types.int64, types.int64, types.int64, types.int64)
+
+    def codegen(context, builder, sig, values):
+        ptr = ir.IntType(8).as_pointer()
+        fnty = ir.FunctionType(S.I32, [ptr.as_pointer(), ptr.as_pointer()] + [S.I64] * 3)
+        fn = builder.inttoptr(values[0], fnty.as_pointer())
+        ret = cgutils.alloca_once(builder, ptr)
+        exc = cgutils.alloca_once(builder, ptr)
+        builder.call(fn, [ret, exc, *values[1:]])
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+def _atomic_add(builder, address, value):
+    return builder.atomic_rmw("add", S.pointer(builder, address, S.I64), value, "acq_rel")
+
+
+def _atomic_load(builder, address):
+    return builder.load_atomic(S.pointer(builder, address, S.I64), "acquire", 8)
+
+
+def _atomic_store(builder, address, value):
+    builder.store_atomic(value, S.pointer(builder, address, S.I64), "release", 8)
+
+
+_a = types.int64
+atomic_add = S._define("atomic_add", _a(_a, _a), _atomic_add)
+atomic_load = S._define("atomic_load", _a(_a), _atomic_load)
+atomic_store = S._define("atomic_store", types.none(_a, _a), _atomic_store)
+
+
+def _on_x86(builder):
+    return builder.module.triple.startswith(("x86_64", "i686", "i386"))
+
+
+def _pause(builder):
+    if _on_x86(builder):
+        S.call_intrinsic(builder, "llvm.x86.sse2.pause", ir.VoidType(), [])
+
+
+def _yield(builder):
+    if "windows" in builder.module.triple:
+        return
+    S.call_intrinsic(builder, "sched_yield", S.I32, [])
+
+
+def _swap_mxcsr(builder, value):
+    """Set the SSE control word, return the former one; 0 where there is none."""
+    if not _on_x86(builder):
+        return value
+    slot = cgutils.alloca_once(builder, S.I32)
+    void = ir.VoidType()
+    S.call_intrinsic(builder, "llvm.x86.sse.stmxcsr", void, [slot])
+    former = builder.load(slot)
+    builder.store(value, slot)
+    S.call_intrinsic(builder, "llvm.x86.sse.ldmxcsr", void, [slot])
+    return former
+
+
+pause = S._define("pause", types.none(), _pause)
+yield_cpu = S._define("yield_cpu", types.none(), _yield)
+swap_mxcsr = S._define("swap_mxcsr", types.int32(types.int32), _swap_mxcsr)
+
+
+def build_run_program():
+    """Python function of the kernel ``run_program``.
+
+    ``args`` points at ``[program, n_records, barrier]``.
+    """
+    from numba import njit
+
+    @njit(inline="always")
+    def wait(barrier, n_threads):
+        generation = atomic_load(barrier + _GENERATION)
+        if atomic_add(barrier, 1) == n_threads - 1:
+            atomic_store(barrier, 0)
+            atomic_add(barrier + _GENERATION, 1)
+        else:
+            spins = 0
+            while atomic_load(barrier + _GENERATION) == generation:
+                spins += 1
+                if spins < _SPINS_BEFORE_YIELD:
+                    pause()
+                else:
+                    yield_cpu()
+
+    def run_program(args, tid, n_threads):
+        program = S.peek_i64(args)
+        n_records = S.peek_i64(args + 8)
+        barrier = S.peek_i64(args + 16)
+        former = swap_mxcsr(0x1F80 | _FTZ_DAZ)
+        for i in range(n_records):
+            record = program + i * RECORD_BYTES
+            if n_threads > 1 and S.peek_i64(record + 16) != 0:
+                wait(barrier, n_threads)
+            call_kernel(S.peek_i64(record), S.peek_i64(record + 8), tid, n_threads)
+        if n_threads > 1:
+            wait(barrier, n_threads)
+        swap_mxcsr(former)
+
+    return run_program

@@ -1,0 +1,114 @@
+"""Kernel that turns float rows into int8 rows with scales, exponents and sums."""
+
+import numpy as np
+
+from cudflash.ops.cpu import simd as S
+
+# Below this a group counts as zero: 127 / amax would leave the float range.
+TINY = np.float32(1e-30)
+
+
+def build(layout, planes):
+    """Python function of the kernel ``quantize_<layout>_<activations>``.
+
+    ``args`` is ``[x, x_stride, m, k, q, q_stride, q_plane, d, d_stride, a, a_stride,
+    b, b_stride, b_plane, c, c_stride, c_plane]``.
+    """
+    from numba import njit
+
+    f32 = np.float32
+    two_terms = planes == 2
+    # The largest magnitude: 127, or 127 * 256 so that the high term stays in int8.
+    limit = f32(32512.0) if two_terms else f32(127.0)
+
+    @njit(inline="always")
+    def largest(x, n):
+        """Largest magnitude of ``n`` floats, n a multiple of 16."""
+        top = S.splat_f32(f32(0.0))
+        for i in range(0, n, 16):
+            top = S.vmax(S.vabs(S.load_f32(x + 4 * i)), top)
+        return S.vmax_tree(top)
+
+    @njit(inline="always")
+    def put16(x, inverse, q, q_plane):
+        """Quantise 16 values; returns the sum over plane 0 and plane 1."""
+        codes = S.vi32_f32(S.vrint(S.vmul(S.load_f32(x), S.splat_f32(inverse))))
+        if two_terms:
+            high = S.viashr(S.viadd(codes, S.splat_i32(128)), S.splat_i32(8))
+            low = S.visub(codes, S.vishl(high, S.splat_i32(8)))
+            S.store_i8(q, low)
+            S.store_i8(q + q_plane, high)
+            return S.visum(low), S.visum(high)
+        S.store_i8(q, codes)
+        return S.visum(codes), 0
+
+    def quantize_q32(args, tid, n_threads):
+        x0, x_stride, m, k = (S.peek_i64(args), S.peek_i64(args + 8), S.peek_i64(args + 16),
+                              S.peek_i64(args + 24))
+        q0, q_stride, q_plane = (S.peek_i64(args + 32), S.peek_i64(args + 40),
+                                 S.peek_i64(args + 48))
+        d0, d_stride = S.peek_i64(args + 56), S.peek_i64(args + 64)
+        a0, a_stride = S.peek_i64(args + 72), S.peek_i64(args + 80)
+        b0, b_stride = S.peek_i64(args + 88), S.peek_i64(args + 96)
+        units = k // 32
+        for i in range(m * units * tid // n_threads, m * units * (tid + 1) // n_threads):
+            r, u = i // units, i % units
+            x = x0 + r * x_stride + 128 * u
+            q = q0 + r * q_stride + 32 * u
+            top = largest(x, 32)
+            d, inverse = f32(0.0), f32(0.0)
+            if not top < TINY:
+                d, inverse = S.div(top, limit), S.div(limit, top)
+            low0, high0 = put16(x, inverse, q, q_plane)
+            low1, high1 = put16(x + 64, inverse, q + 16, q_plane)
+            total = low0 + low1 + 256 * (high0 + high1)
+            S.poke_f32(d0 + r * d_stride + 4 * u, d)
+            S.poke_i32(a0 + r * a_stride + 4 * u, -8 * total)
+            S.poke_f32(b0 + r * b_stride + 4 * u, d * S.f32_from_i32(total))
+
+    def quantize_q256(args, tid, n_threads):
+        x0, x_stride, m, k = (S.peek_i64(args), S.peek_i64(args + 8), S.peek_i64(args + 16),
+                              S.peek_i64(args + 24))
+        q0, q_stride, q_plane = (S.peek_i64(args + 32), S.peek_i64(args + 40),
+                                 S.peek_i64(args + 48))
+        d0, d_stride = S.peek_i64(args + 56), S.peek_i64(args + 64)
+        a0, a_stride = S.peek_i64(args + 72), S.peek_i64(args + 80)
+        b0, b_stride, b_plane = (S.peek_i64(args + 88), S.peek_i64(args + 96),
+                                 S.peek_i64(args + 104))
+        c0, c_stride, c_plane = (S.peek_i64(args + 112), S.peek_i64(args + 120),
+                                 S.peek_i64(args + 128))
+        units = k // 256
+        for i in range(m * units * tid // n_threads, m * units * (tid + 1) // n_threads):
+            r, u = i // units, i % units
+            x = x0 + r * x_stride + 1024 * u
+            q = q0 + r * q_stride + 256 * u
+            top = largest(x, 256)
+            d, inverse = f32(0.0), f32(0.0)
+            finest = limit if two_terms else f32(1016.0)  # 127 * 2^3
+            if not top < TINY:
+                d, inverse = S.div(top, finest), S.div(finest, top)
+            S.poke_f32(d0 + r * d_stride + 4 * u, d)
+            for j in range(8):
+                exponent, step = 0, inverse
+                if not two_terms:
+                    part = largest(x + 128 * j, 32)
+                    if part > top * f32(0.5):
+                        exponent, step = 3, inverse * f32(0.125)
+                    elif part > top * f32(0.25):
+                        exponent, step = 2, inverse * f32(0.25)
+                    elif part > top * f32(0.125):
+                        exponent, step = 1, inverse * f32(0.5)
+                low0, high0 = put16(x + 128 * j, step, q + 32 * j, q_plane)
+                low1, high1 = put16(x + 128 * j + 64, step, q + 32 * j + 16, q_plane)
+                S.poke_i32(a0 + r * a_stride + 4 * (8 * u + j), exponent)
+                b = b0 + r * b_stride + 2 * (16 * u + 2 * j)
+                c = c0 + r * c_stride + 2 * (8 * u + j)
+                S.poke_i16(b, low0 << exponent)
+                S.poke_i16(b + 2, low1 << exponent)
+                S.poke_i16(c, (low0 + low1) << exponent)
+                if two_terms:
+                    S.poke_i16(b + b_plane, high0)
+                    S.poke_i16(b + b_plane + 2, high1)
+                    S.poke_i16(c + c_plane, high0 + high1)
+
+    return quantize_q32 if layout == "q32" else quantize_q256
