@@ -1,0 +1,88 @@
+"""From rows of logits to tokens: finite check, greedy or sampled choice, log-probabilities.
+
+Owns the order of decisions of one answer. Must not know how the rows were computed, nor whether
+tokens are later cut. Invariant: a token is chosen from one row of logits and from the tokens chosen
+before it, in the order of emission.
+"""
+
+from dataclasses import dataclass
+
+from cudflash.errors import NumericsError, UsageError
+from cudflash.result import TokenLogprob
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A chosen token."""
+
+    token: int
+    logprob: TokenLogprob | None
+
+
+class Chooser:
+    """Chooses the tokens of one answer from the logits that a workspace holds.
+
+    Temperature 0 without bias, penalties or DRY reads only the argmax that the device has computed;
+    its ties are resolved as in ``SamplerChain``: the lowest id.
+
+    Parameters
+    ----------
+    ops : module
+    work : Workspace
+    chain : SamplerChain
+    n_logprobs : int
+        Entries of ``TokenLogprob.top``; 0 for no log-probabilities at all.
+    """
+
+    def __init__(self, ops, work, chain, n_logprobs):
+        self._ops, self._work, self._n_logprobs = ops, work, n_logprobs
+        self.chain = chain
+        config = chain.config
+        edited = bool(config.logit_bias) or config.uses_penalties or config.uses_dry
+        self.on_device = config.greedy and not edited
+
+    def check_finite(self, position):
+        """Raise unless every logit of the last pass is finite.
+
+        Raises
+        ------
+        NumericsError
+            Names ``position``, the first one the pass evaluated.
+        """
+        if not int(self._ops.download(self._work.finite)[0]):
+            raise NumericsError(
+                f"the logits after position {position} are not all finite, expected finite numbers; "
+                "the weights or the numerics are damaged, run 'cudflash doctor'"
+            )
+
+    def choose(self, row=0):
+        """Choose from one row of ``work.logits`` and remember the choice.
+
+        Returns
+        -------
+        Choice
+        """
+        logits = None
+        if not self.on_device or self._n_logprobs:
+            logits = self._ops.download(self._work.logits[row])
+        if self.on_device:
+            token = int(self._ops.download(self._work.next_ids[row : row + 1])[0])
+        else:
+            token = self.chain.sample(logits)
+        self.chain.accept(token)
+        return Choice(token, self._logprob(logits, token))
+
+    def _logprob(self, logits, token):
+        if not self._n_logprobs:
+            return None
+        from cudflash.sampling.logprobs import log_softmax_top
+
+        found = log_softmax_top(logits, self._n_logprobs)
+        return TokenLogprob(token, found.of(token), tuple(found.top))
+
+
+def check_logprobs(n_logprobs, vocab_size):
+    """Raise UsageError unless ``logprobs`` is a count of ids."""
+    whole = isinstance(n_logprobs, int) and not isinstance(n_logprobs, bool)
+    if not whole or not 0 <= n_logprobs <= vocab_size:
+        raise UsageError(f"logprobs is {n_logprobs!r}, expected 0 to {vocab_size}; 0 is off")

@@ -1,0 +1,321 @@
+"""Load a model and use it: ``load`` and ``Engine``, the public face of the package.
+
+Owns the loaded weights, the scratch memory and the lock that keeps passes apart. Must not know how
+an answer proceeds. Invariant: scratch is used by one pass at a time; everything that lasts longer
+belongs to a session.
+"""
+
+import threading
+
+import numpy as np
+
+from cudflash import defaults
+from cudflash.device import choose_device, load_ops, physical_cores
+from cudflash.errors import ContextLengthError, UnsupportedError, UsageError
+from cudflash.model.buffers import Allocator, Workspace
+from cudflash.model.cache import check_kv_type
+from cudflash.model.runner import ALL, NONE, Runner
+from cudflash.model.weights import load_target
+from cudflash.plan import plan_target
+from cudflash.prompts import check_ids
+from cudflash.result import RECEIPT_SCHEMA
+from cudflash.session import Session
+
+
+def load(
+    target,
+    draft=None,
+    *,
+    device="auto",
+    n_ctx=None,
+    kv_type=defaults.KV_TYPE,
+    draft_sink=None,
+    draft_window=None,
+    drafter=None,
+    activations=None,
+    threads=None,
+    progress=None,
+):
+    """Load a target model.
+
+    Parameters
+    ----------
+    target : str or path-like
+        GGUF file.
+    draft : str or path-like, optional
+        Not supported by this version.
+    device : {"auto", "cpu", "cuda"}
+        "auto" takes a usable GPU, else the CPU; ``Engine.device.reason`` tells why.
+    n_ctx : int, optional
+        Tokens of prompt and answer together; the model's own context length, at most 4096, if
+        absent. More than the model was trained for is allowed and noted in ``Engine.notes``.
+    kv_type : {"f16", "f32"}
+        Type of cached keys and values.
+    draft_sink, draft_window, drafter
+        Need a draft.
+    activations : {"int8", "int8x2"}, optional
+        Precision of activations in packed products; ``cudflash.defaults.ACTIVATIONS`` if absent.
+    threads : int, optional
+        CPU threads; the usable physical cores if absent. Results do not depend on it.
+    progress : callable, optional
+        Called with (bytes read, bytes in all) while weights are packed.
+
+    Returns
+    -------
+    Engine
+
+    Raises
+    ------
+    FormatError, UnsupportedError
+        For a damaged or unsupported file.
+    DeviceError
+        If the device asked for cannot be used.
+    UsageError
+        For arguments that cannot be honoured.
+    """
+    if draft is not None:
+        raise UnsupportedError(
+            f"{draft}: this version decodes without drafts; load the target alone"
+        )
+    for name, value in (
+        ("draft_sink", draft_sink), ("draft_window", draft_window), ("drafter", drafter)
+    ):  # fmt: skip
+        if value is not None:
+            raise UsageError(f"{name} is {value!r}, but no draft is loaded; omit it")
+    activations = defaults.ACTIVATIONS if activations is None else activations
+    if activations not in defaults.ACTIVATION_TYPES:
+        raise UsageError(
+            f"activations is {activations!r}, expected one of "
+            f"{', '.join(defaults.ACTIVATION_TYPES)}"
+        )
+    check_kv_type(kv_type)
+    chosen = choose_device(device)
+    from cudflash.loader.bind import bind_target
+    from cudflash.loader.gguf import open_gguf
+
+    gguf = open_gguf(target)
+    bound = bind_target(gguf)
+    n_ctx = choose_context(n_ctx, bound.config.context_length)
+    ops = load_ops(chosen)
+    ops.set_threads(physical_cores() if threads is None else threads)
+    return Engine(ops, gguf, bound, chosen, n_ctx, kv_type, activations, progress)
+
+
+def choose_context(n_ctx, context_length):
+    """Return the context to use: as asked for, else the model's own up to the default."""
+    if n_ctx is None:
+        return min(context_length, defaults.N_CTX)
+    if not isinstance(n_ctx, int) or isinstance(n_ctx, bool) or n_ctx < 1:
+        raise UsageError(f"n_ctx is {n_ctx!r}, expected a whole number of at least 1")
+    return n_ctx
+
+
+class Engine:
+    """A loaded model; made by ``load``.
+
+    Attributes
+    ----------
+    config : TargetConfig
+    draft_config : None
+        No draft is loaded.
+    device : Device
+        ``kind``, ``name``, ``reason``.
+    plan : Plan
+        What load and one session allocate.
+    tokenizer : Tokenizer
+    n_ctx : int
+        Tokens of prompt and answer together.
+    kv_type, activations : str
+    notes : tuple of str
+        Sentences a user should see once: defaults taken, limits exceeded.
+    """
+
+    def __init__(self, ops, gguf, target, device, n_ctx, kv_type, activations, progress=None):
+        self.ops, self.gguf, self.device = ops, gguf, device
+        self.config, self.draft_config = target.config, None
+        self.n_ctx, self.kv_type, self.activations = n_ctx, kv_type, activations
+        self.plan = plan_target(
+            ops, target, n_ctx=n_ctx, kv_type=kv_type, activations=activations
+        )
+        self.allocator = Allocator(ops)
+        self.model = load_target(ops, target, n_ctx, self.allocator, progress)
+        self.work = Workspace(
+            self.allocator, ops, target.config, self.model.matrices(),
+            defaults.PREFILL_ROWS, defaults.LOGIT_ROWS, activations,
+        )  # fmt: skip
+        # why reentrant: an event consumer may start another session's answer inside a step
+        self.lock = threading.RLock()
+        self.notes = _notes(target, n_ctx)
+        self._tokenizer = None
+        self._template = None
+        self._digest = None
+
+    @property
+    def tokenizer(self):
+        """Tokenizer of the model, built on first use."""
+        if self._tokenizer is None:
+            from cudflash.loader.tokenizer import Tokenizer
+
+            self._tokenizer = Tokenizer.from_gguf(self.gguf)
+        return self._tokenizer
+
+    def chat_template(self):
+        """Return the file's chat template."""
+        if self._template is None:
+            from cudflash.loader.chat_template import ChatTemplate
+
+            self._template = ChatTemplate.from_gguf(self.gguf, self.tokenizer)
+        return self._template
+
+    # -- answers --------------------------------------------------------------------------------
+
+    def session(self):
+        """Return a new conversation."""
+        return Session(self)
+
+    def generate(self, prompt, **options):
+        """Return the answer to a prompt in a fresh session; options as in ``Session.generate``.
+
+        Returns
+        -------
+        Result
+        """
+        return self.session().generate(prompt, **options).result()
+
+    # -- plain passes ---------------------------------------------------------------------------
+
+    def logits(self, tokens):
+        """Evaluate tokens from an empty state.
+
+        Parameters
+        ----------
+        tokens : sequence of int
+
+        Returns
+        -------
+        ndarray of shape (n, vocab_size), float32
+            Row i: logits after token i.
+        """
+        runner, ids = self._fresh(tokens)
+        out = np.empty((len(ids), self.config.vocab_size), np.float32)
+        for start, n_rows in self._blocks(runner, ids, ALL):
+            for first in range(0, n_rows, self.work.logit_rows):
+                last = min(first + self.work.logit_rows, n_rows)
+                runner.head(first, last)
+                out[start + first : start + last] = self.ops.download(
+                    self.work.logits[: last - first]
+                )
+        return out
+
+    def taps(self, tokens, layers):
+        """Evaluate tokens from an empty state and return residuals on the way.
+
+        Parameters
+        ----------
+        tokens : sequence of int
+        layers : sequence of int
+            0-based; the residual stream after that layer.
+
+        Returns
+        -------
+        ndarray of shape (n, len(layers), hidden_dim), float32
+        """
+        layers = check_taps(layers, self.config.n_layers)
+        runner, ids = self._fresh(tokens)
+        runner.set_taps(layers)
+        out = np.empty((len(ids), len(layers), self.config.hidden_dim), np.float32)
+        for start, n_rows in self._blocks(runner, ids, NONE):
+            out[start : start + n_rows] = self.ops.download(runner.tap_rows(n_rows))
+        return out
+
+    def draft_block(self, tap_rows, anchor):
+        """Run one draft pass; needs a draft."""
+        raise UnsupportedError("no draft is loaded; this version decodes without drafts")
+
+    def _fresh(self, tokens):
+        ids = check_ids(tokens, self.config.vocab_size)
+        if not ids:
+            raise UsageError("there are no tokens, expected at least one")
+        if len(ids) > self.n_ctx:
+            raise ContextLengthError(
+                f"there are {len(ids)} tokens, the context holds {self.n_ctx}; load the model with "
+                "a larger n_ctx"
+            )
+        return Runner(self.ops, self.model, self.work, len(ids), self.kv_type), ids
+
+    def _blocks(self, runner, ids, which):
+        """Evaluate ids in blocks; yields (first row, rows) while the block's buffers hold."""
+        for start in range(0, len(ids), runner.max_rows):
+            block = ids[start : start + runner.max_rows]
+            with self.lock:
+                runner.step(block, which, head=False)
+                runner.commit(len(block))
+                yield start, len(block)
+
+    # -- identity -------------------------------------------------------------------------------
+
+    def target_digest(self):
+        """SHA-256 of the model file; read once, on first use."""
+        if self._digest is None:
+            from cudflash.loader.summary import file_digest
+
+            self._digest = file_digest(self.gguf.path)
+        return self._digest
+
+    def receipt(self, request):
+        """Return how an answer was made; ``request`` is what ``Session.generate`` recorded."""
+        import platform
+
+        import cudflash
+
+        return {
+            "schema": RECEIPT_SCHEMA,
+            "versions": {
+                "cudflash": cudflash.__version__,
+                "numpy": np.__version__,
+                "python": platform.python_version(),
+            },
+            "target": {
+                "path": str(self.gguf.path),
+                "sha256": self.target_digest(),
+                "arch": self.config.arch,
+                "name": self.config.name,
+            },
+            "draft": None,
+            "device": vars(self.device),
+            "kernel_path": self.ops.kernel_path(),
+            "threads": self.ops.threads(),
+            "n_ctx": self.n_ctx,
+            "kv_type": self.kv_type,
+            "activations": self.activations,
+            **request,
+        }
+
+
+def check_taps(layers, n_layers):
+    """Return tap layers as a tuple.
+
+    Raises
+    ------
+    UsageError
+        If there is none, or one is no layer of the model.
+    """
+    layers = tuple(layers)
+    if not layers:
+        raise UsageError("there are no tap layers, expected at least one")
+    for layer in layers:
+        if isinstance(layer, bool) or not hasattr(layer, "__index__"):
+            raise UsageError(f"tap layer {layer!r} is no layer number")
+        if not 0 <= layer < n_layers:
+            raise UsageError(f"tap layer {layer} is outside the model, expected 0 to {n_layers - 1}")
+    return tuple(int(layer) for layer in layers)
+
+
+def _notes(target, n_ctx):
+    notes = [f"default taken for {line}" for line in target.config.defaults_taken]
+    if n_ctx > target.config.context_length:
+        notes.append(
+            f"n_ctx {n_ctx} is more than the {target.config.context_length} positions the model "
+            "was trained for; answers may degrade past them"
+        )
+    return tuple(notes)

@@ -1,0 +1,47 @@
+"""What happens during an answer, as values: the only thing a front end needs to watch.
+
+Plain data, no behaviour. The order is: ``PrefixReused`` (when a session already holds rows), any
+number of ``PromptProgress``, one ``TokenEvent`` per token, one ``Finished``.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cudflash.result import Result, TokenLogprob
+
+
+@dataclass(frozen=True)
+class PrefixReused:
+    """How much of the prompt a session did not have to evaluate again, and why not more."""
+
+    cached_tokens: int
+    prompt_tokens: int
+    first_difference: int | None  # index of the first prompt token that differs; None: no token does
+    reason: str  # one sentence
+
+
+@dataclass(frozen=True)
+class PromptProgress:
+    """A part of the prompt has been evaluated."""
+
+    done: int  # prompt tokens whose rows are in the caches, reused ones included
+    total: int
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    """One token of the answer."""
+
+    index: int  # 0 for the first
+    token: int
+    text: str  # what it adds to the text; "" while text is held back
+    logprob: "TokenLogprob | None"
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The answer is complete; ``text`` is the last held-back part (only after a cancellation)."""
+
+    result: "Result"
+    text: str

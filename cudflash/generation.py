@@ -1,0 +1,248 @@
+"""One answer in progress: prompt, rounds, events, and a clean end whatever happens.
+
+Owns the life of an answer. Must not know how rounds are made, nor how events are shown. Invariant:
+whenever control is outside (an event was yielded, the iterator was closed, an exception went
+through), the session's caches hold committed rows only.
+"""
+
+import threading
+import time
+from dataclasses import dataclass
+
+from cudflash.errors import UsageError
+from cudflash.events import Finished, PrefixReused, PromptProgress, TokenEvent
+from cudflash.result import Result, Usage
+from cudflash.stop import AnswerText
+
+
+@dataclass(frozen=True)
+class Request:
+    """A checked request; nothing in it can fail any more."""
+
+    prompt: list  # token ids, at least one
+    max_tokens: int
+    rules: object  # StopRules
+    chooser: object  # Chooser
+    receipt: dict  # what the receipt says about the request
+
+
+class Generation:
+    """Iterator over the events of one answer; made by ``Session.generate``.
+
+    Iterate to the end, or ``close()`` it at any point, or call ``cancel()`` from anywhere;
+    ``result()`` then returns what was produced. A ``with`` block closes it at the end.
+    """
+
+    def __init__(self, engine, runner, request, rounds, on_end, clock=time.perf_counter):
+        self._engine, self._runner, self._request = engine, runner, request
+        self._rounds, self._on_end, self._clock = rounds, on_end, clock
+        # the answer continues the prompt: its first token keeps a leading space
+        decoder = engine.tokenizer.stream(continuation=True)
+        self._answer = AnswerText(decoder, request.rules, request.max_tokens)
+        self._logprobs = []
+        self._cached = 0
+        self._times = {}
+        self._n_rounds = 0
+        self._result = None
+        self._error = None
+        self._cancelled = threading.Event()
+        self._running = threading.Lock()
+        self._events = self._run()
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self._enter()
+        try:
+            return next(self._events)
+        finally:
+            self._running.release()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
+
+    def cancel(self):
+        """Ask for the end before the next round or prompt chunk; safe from any thread."""
+        self._cancelled.set()
+
+    def close(self):
+        """End now; what was produced so far is the result."""
+        self._enter()
+        try:
+            self._events.close()
+            if self._result is None and self._error is None:  # it had not started
+                self._finish()
+        finally:
+            self._running.release()
+
+    def result(self):
+        """Run to the end if that has not happened, return the outcome.
+
+        Raises
+        ------
+        CudflashError
+            The error that ended the answer, if one did.
+        """
+        if self._result is None and self._error is None:
+            for _ in self:
+                pass
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def _enter(self):
+        if not self._running.acquire(blocking=False):
+            raise UsageError(
+                "this answer is being generated in another thread or further up the stack; "
+                "use one session per thread, or cancel() it"
+            )
+
+    # -- the answer -----------------------------------------------------------------------------
+
+    def _run(self):
+        try:
+            yield from self._prompt()
+            if not self._answer.finish_reason:
+                yield from self._decode()
+            yield self._finish()
+        except (GeneratorExit, KeyboardInterrupt):
+            self._rounds.abandon()
+            if self._result is None:
+                self._finish()
+            raise
+        except BaseException as err:
+            self._rounds.abandon()
+            self._error = err
+            self._on_end(self)
+            raise
+
+    def _prompt(self):
+        """Rewind to the common prefix and evaluate the rest, chunk by chunk."""
+        started = self._clock()
+        prompt = self._request.prompt
+        with self._engine.lock:
+            reused = self._reuse(prompt)
+        self._cached = reused.cached_tokens
+        if reused.reason:
+            yield reused
+        done = self._cached
+        for n_rows in self._chunks(len(prompt) - done):
+            if self._cancelled.is_set():
+                self._answer.cancel()
+                break
+            with self._engine.lock:
+                last = done + n_rows == len(prompt)
+                self._runner.prefill_chunk(prompt[done : done + n_rows], last)
+                done += n_rows
+                choices = self._rounds.choose_first() if last and self._answer.room else []
+            if last:
+                self._times["prompt_ms"] = 1e3 * (self._clock() - started)
+            yield PromptProgress(done, len(prompt))
+            if choices:
+                yield from self._emit(choices)
+        self._times.setdefault("prompt_ms", 1e3 * (self._clock() - started))
+
+    def _chunks(self, n_tokens):
+        while n_tokens:
+            n_rows = min(n_tokens, self._runner.max_rows)
+            yield n_rows
+            n_tokens -= n_rows
+
+    def _reuse(self, prompt):
+        """Keep the rows of the longest common prefix; the last prompt token is always evaluated."""
+        held = self._runner.tokens
+        n_held = len(held)
+        same = 0
+        for same, (a, b) in enumerate(zip(held, prompt)):
+            if a != b:
+                break
+        else:
+            same = min(n_held, len(prompt))
+        wanted = min(same, len(prompt) - 1)
+        kept = self._runner.rewind(wanted)
+        difference = same if same < min(n_held, len(prompt)) else None
+        return PrefixReused(kept, len(prompt), difference, _reason(n_held, wanted, kept, difference))
+
+    def _decode(self):
+        started = self._clock()
+        first = len(self._answer.tokens)
+        try:
+            while not self._answer.finish_reason:
+                if self._cancelled.is_set():
+                    return
+                with self._engine.lock:
+                    try:
+                        choices = self._rounds.next(self._answer.room)
+                        events = list(self._emit(choices))
+                        self._rounds.settle(len(events))
+                    except BaseException:
+                        self._rounds.abandon()
+                        raise
+                self._n_rounds += 1
+                self._times["decode_ms"] = 1e3 * (self._clock() - started)
+                self._times["decoded"] = len(self._answer.tokens) - first
+                yield from events
+        finally:
+            self._times.setdefault("decode_ms", 0.0)
+
+    def _emit(self, choices):
+        for choice in choices:
+            index = len(self._answer.tokens)
+            text = self._answer.push(choice.token)
+            if choice.logprob is not None:
+                self._logprobs.append(choice.logprob)
+            yield TokenEvent(index, choice.token, text, choice.logprob)
+            if self._answer.finish_reason:
+                return
+
+    def _finish(self):
+        """Make the result; an answer that has not ended by itself was cancelled."""
+        text = self._answer.cancel()
+        answer, request = self._answer, self._request
+        self._result = Result(
+            text=answer.text,
+            tokens=tuple(answer.tokens),
+            logprobs=tuple(self._logprobs),
+            usage=Usage(len(request.prompt), len(answer.tokens), self._cached),
+            finish_reason=answer.finish_reason,
+            stopped_by=answer.stopped_by,
+            stats=self._stats(),
+            make_receipt=lambda: self._engine.receipt(request.receipt),
+        )
+        self._on_end(self)
+        return Finished(self._result, text)
+
+    def _stats(self):
+        prompt_ms = self._times.get("prompt_ms", 0.0)
+        decode_ms = self._times.get("decode_ms", 0.0)
+        evaluated = len(self._request.prompt) - self._cached
+        decoded = self._times.get("decoded", 0)
+        return {
+            "prompt_ms": prompt_ms,
+            "prompt_tokens_evaluated": evaluated,
+            "prompt_tps": 1e3 * evaluated / prompt_ms if prompt_ms else None,
+            "decode_ms": decode_ms,
+            "decode_tokens": decoded,  # all but the first, which the prompt pass gives
+            "decode_tps": 1e3 * decoded / decode_ms if decode_ms else None,
+            "rounds": self._n_rounds,
+        }
+
+
+def _reason(n_held, wanted, kept, difference):
+    """Why the session's rows were reused no further; "" for an empty session."""
+    if n_held == 0:
+        return ""
+    if kept < wanted:
+        return (
+            f"the first {wanted} tokens are the same, but a sliding layer no longer holds the rows "
+            "before them, so the prompt is evaluated from its start"
+        )
+    if difference is not None:
+        return f"the prompt differs from the session's tokens at index {difference}"
+    if kept == n_held:
+        return "the prompt continues the session's tokens"
+    return "the prompt is a beginning of the session's tokens"

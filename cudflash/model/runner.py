@@ -1,0 +1,166 @@
+"""One sequence on a target: its caches, its captured passes, prefill in chunks.
+
+Owns when a pass is captured and replayed, and the pairing of passes with cache transactions. Must
+not know sampling or text. Invariant: a pass of a given shape is recorded once on fixed buffers and
+replayed; what differs between replays (ids, positions) lies in two int32 buffers.
+"""
+
+from collections import OrderedDict
+
+import numpy as np
+
+from cudflash.model.buffers import Allocator
+from cudflash.model.cache import TargetCache
+from cudflash.model.transformer import ALL, LAST, NONE, Pass, selected_rows, tap_buffer
+
+MAX_GRAPHS = 48  # recorded passes kept; prefill remainders come in many lengths
+
+
+class Runner:
+    """A sequence of one session.
+
+    Parameters
+    ----------
+    ops : module
+    model : TargetModel
+    work : Workspace
+        Shared by the sessions of an engine; the caller makes sure that passes do not overlap.
+    n_ctx : int
+    kv_type : {"f16", "f32"}
+
+    Attributes
+    ----------
+    cache : TargetCache
+    tokens : list of int
+        Committed ids; as long as ``cache.length``.
+    allocator : Allocator
+        What this sequence has allocated.
+    """
+
+    def __init__(self, ops, model, work, n_ctx, kv_type):
+        self._ops, self._model, self._work = ops, model, work
+        self.allocator = Allocator(ops)
+        self.cache = TargetCache(
+            ops, model.config, n_ctx, kv_type, work.max_rows, self.allocator
+        )
+        self._ids = self.allocator.empty("io", (work.max_rows,), np.int32)
+        self._positions = self.allocator.empty("io", (work.max_rows,), np.int32)
+        self._steps = np.arange(work.max_rows, dtype=np.int32)
+        self.tokens = []
+        self._block = []  # ids of the open block
+        self._graphs = OrderedDict()
+        self._taps = ()
+        self._tap_rows = None
+
+    @property
+    def max_rows(self):
+        """Rows of the largest pass."""
+        return self._work.max_rows
+
+    # -- taps -----------------------------------------------------------------------------------
+
+    def set_taps(self, layers):
+        """Capture the output residual of these layers (0-based) in every following pass."""
+        layers = tuple(layers)
+        if layers != self._taps:
+            self._taps = layers
+            self._graphs.clear()
+            self._tap_rows = None
+            if layers:
+                self._tap_rows = tap_buffer(
+                    self.allocator, self._work.max_rows, len(layers), self._model.config.hidden_dim
+                )
+
+    def tap_rows(self, n_rows):
+        """Buffer (n_rows, n_taps, hidden_dim) of the last pass, valid until the next one."""
+        return self._tap_rows[:n_rows]
+
+    # -- passes ---------------------------------------------------------------------------------
+
+    def step(self, tokens, which=LAST, head=True):
+        """Open a block of rows and evaluate it; the caller commits or rolls back.
+
+        On any exception the block is rolled back before the exception goes on.
+
+        Parameters
+        ----------
+        tokens : sequence of int
+            At most ``max_rows`` ids; with ``head``, at most ``logit_rows`` selected ones.
+        which : {"all", "last", "none"}
+            Rows whose final residual, and with ``head`` logits, are wanted.
+        head : bool
+            Whether to compute logits: row i of ``work.logits`` belongs to selected row i.
+        """
+        n = len(tokens)
+        first = self.cache.begin(n)
+        self._block = tokens
+        try:
+            self._ops.copy_in(self._ids[:n], np.asarray(tokens, np.int32))
+            self._ops.copy_in(self._positions[:n], self._steps[:n] + np.int32(first))
+            self._graph((n, which, head and which != NONE)).launch()
+        except BaseException:
+            self.cache.rollback()
+            raise
+
+    def commit(self, n_rows):
+        """Keep the first rows of the open block."""
+        self.cache.commit(n_rows)
+        self.tokens.extend(self._block[:n_rows])
+
+    def rollback(self):
+        """Drop the open block."""
+        self.cache.rollback()
+
+    def rewind(self, length):
+        """Keep at most the first ``length`` rows; returns how many (see ``TargetCache``)."""
+        kept = self.cache.truncate(length)
+        del self.tokens[kept:]
+        return kept
+
+    def head(self, start, stop):
+        """Logits of rows [start, stop) of the last pass, which was run with ALL."""
+        self._graph(("head", start, stop)).launch()
+
+    def prefill_chunk(self, tokens, last):
+        """Evaluate and commit a part of a prompt; the ``last`` leaves the logits of its last row.
+
+        The result does not depend on how a prompt is cut into parts.
+
+        Parameters
+        ----------
+        tokens : sequence of int
+            1 to ``max_rows`` ids.
+        last : bool
+        """
+        self.step(tokens, LAST if last else NONE)
+        self.commit(len(tokens))
+
+    def _graph(self, key):
+        graph = self._graphs.get(key)
+        if graph is None:
+            graph = self._graphs[key] = self._record(key)
+            while len(self._graphs) > MAX_GRAPHS:
+                self._graphs.popitem(last=False)
+        else:
+            self._graphs.move_to_end(key)
+        return graph
+
+    def _record(self, key):
+        only_head = key[0] == "head"
+        n = self._work.max_rows if only_head else key[0]
+        one = Pass(
+            self._ops, self._model, self._work, self.cache, self._ids[:n], self._positions[:n]
+        )
+        with self._ops.capture() as graph:
+            if only_head:
+                one.head(slice(key[1], key[2]))
+            else:
+                _, which, head = key
+                taps_out = None if self._tap_rows is None else self._tap_rows[:n]
+                one.forward(which, self._taps, taps_out)
+                if head:
+                    one.head(selected_rows(n, which))
+        return graph
+
+
+__all__ = ["ALL", "LAST", "NONE", "Runner"]

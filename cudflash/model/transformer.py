@@ -1,0 +1,187 @@
+"""The forward pass of every supported target, written once over the op set.
+
+Owns the order of operations. Must not know which backend runs them, caches' transactions, or
+sampling. Configuration decides between the architectures; there is no branch on a name. Invariant:
+no step reads a number that changes between two passes of the same shape except from a buffer, and
+every row is computed alone, so a row's bits do not depend on the rows beside it.
+
+Letters: M rows, C hidden_dim, H heads, G key/value heads, D head_dim, F ffn_dim, V vocab_size.
+
+Source of the graphs: llama.cpp 0c1e57098bba, ``src/models/{llama,qwen2,qwen3,gemma3,
+muse-glimmer}.cpp``.
+"""
+
+import numpy as np
+
+ALL, LAST, NONE = "all", "last", "none"  # rows that leave the last layer
+
+
+def selected_rows(n_rows, which):
+    """Slice of an M-row pass for one of ALL, LAST, NONE."""
+    return {ALL: slice(0, n_rows), LAST: slice(n_rows - 1, n_rows), NONE: slice(0, 0)}[which]
+
+
+class Pass:
+    """One forward over M rows: buffers bound to names, so that the steps read as a recipe.
+
+    Parameters
+    ----------
+    ops : module
+    model : TargetModel
+    work : Workspace
+    cache : TargetCache
+    ids, positions : int32 buffers of shape (M,)
+    """
+
+    def __init__(self, ops, model, work, cache, ids, positions):
+        self.ops, self.model, self.config = ops, model, model.config
+        self.work, self.cache = work, cache
+        self.ids, self.positions = ids, positions
+        self.n_rows = len(ids)
+        self.x = work.view("x", self.n_rows, self.config.hidden_dim)  # (M, C) residual stream
+        self.h = work.view("h", self.n_rows, self.config.hidden_dim)
+        self.y = work.view("y", self.n_rows, self.config.hidden_dim)
+
+    def forward(self, which=LAST, taps=(), taps_out=None):
+        """Run all layers; the selected rows of ``x`` hold the final residual afterwards.
+
+        Parameters
+        ----------
+        which : {"all", "last", "none"}
+            Rows that are needed after the last layer. The others still write their keys and
+            values there, but skip its attention and feed-forward.
+        taps : tuple of int
+            Layers (0-based) whose output residual is wanted.
+        taps_out : float32 buffer of shape (M, len(taps), C), optional
+            Filled in the order of ``taps``; owned by the caller.
+        """
+        config, n_layers = self.config, len(self.model.layers)
+        if n_layers - 1 in taps:
+            which = ALL
+        self.embed()
+        for index, layer in enumerate(self.model.layers):
+            last = index == n_layers - 1
+            rows = selected_rows(self.n_rows, which if last else ALL)
+            self.attention(config.layers[index], layer, self.cache.layers[index], rows)
+            if rows.start == rows.stop:
+                return
+            self.feed_forward(config.layers[index], layer, rows)
+            for slot, tapped in enumerate(taps):
+                if tapped == index:
+                    self.ops.copy(taps_out[:, slot], self.x)
+
+    def embed(self):
+        """x = embedding rows, scaled or normed where the architecture says so."""
+        ops, config = self.ops, self.config
+        out = self.h if config.embedding_norm else self.x
+        ops.embed_rows(out, self.model.embedding, self.ids, config.embedding_scale)
+        if config.embedding_norm:
+            ops.rms_norm(self.x, self.h, None, config.rms_eps)
+
+    def attention(self, config, layer, cache, rows):
+        """x[rows] += W_o (attention(q, cache) [* sigmoid(gate)]); keys and values of all rows."""
+        ops, work, n = self.ops, self.work, self.n_rows
+        n_q, n_kv = config.n_heads * self.config.head_dim, config.n_kv_heads * self.config.head_dim
+        q, a = work.view("q", n, n_q), work.view("a", n, n_q)
+        k, v = work.view("k", n, n_kv), work.view("v", n, n_kv)
+        gated = layer.attn_gate is not None
+        ops.rms_norm(self.h, self.x, layer.attn_norm, self.config.rms_eps)
+        projections = (layer.attn_q, layer.attn_k, layer.attn_v, layer.attn_gate)
+        inputs = self.quantize(self.h, projections)
+        self.linear(q, inputs, layer.attn_q, layer.attn_q_bias)
+        self.linear(k, inputs, layer.attn_k, layer.attn_k_bias)
+        self.linear(v, inputs, layer.attn_v, layer.attn_v_bias)
+        if gated:
+            gate = work.view("attn_gate", n, n_q)
+            self.linear(gate, inputs, layer.attn_gate)
+        q, k, v, a = (t.reshape(n, -1, self.config.head_dim) for t in (q, k, v, a))  # (M, H, D)
+        self.head_norm(q, layer.attn_q_norm)
+        self.head_norm(k, layer.attn_k_norm)
+        if config.rope is not None:
+            for heads in (q, k):
+                ops.rope(
+                    heads, self.positions, layer.rope_table, config.rope.style, config.rope.n_dims
+                )
+        ops.kv_write(cache.k, cache.v, k, v, self.positions)
+        if rows.start == rows.stop:
+            return
+        ops.attention(
+            a[rows], q[rows], cache.k, cache.v, self.positions[rows],
+            config.window or 0, self.config.attn_scale, self.config.attn_softcap or 0.0,
+        )  # fmt: skip
+        a = a.reshape(n, n_q)[rows]
+        if gated:
+            ops.sigmoid_gate(a, a, gate[rows])
+        inputs = self.quantize(a, (layer.attn_output,))
+        self.linear(self.y[rows], inputs, layer.attn_output, layer.attn_output_bias)
+        self.add_branch(layer.post_attention_norm, rows)
+
+    def feed_forward(self, config, layer, rows):
+        """x[rows] += W_down (act(W_gate h) * (W_up h))."""
+        ops, n = self.ops, rows.stop - rows.start
+        gate = self.work.view("ffn_gate", n, config.ffn_dim)
+        up = self.work.view("ffn_up", n, config.ffn_dim)
+        ops.rms_norm(self.h[rows], self.x[rows], layer.ffn_norm, self.config.rms_eps)
+        inputs = self.quantize(self.h[rows], (layer.ffn_gate, layer.ffn_up))
+        self.linear(gate, inputs, layer.ffn_gate)
+        self.linear(up, inputs, layer.ffn_up)
+        activate = ops.swiglu if self.config.activation == "silu" else ops.geglu
+        activate(gate, gate, up)
+        self.linear(self.y[rows], self.quantize(gate, (layer.ffn_down,)), layer.ffn_down)
+        self.add_branch(layer.post_ffw_norm, rows)
+
+    def head(self, rows):
+        """work.logits[:len(rows)] = logits of the selected rows of x, checked and their argmax."""
+        ops, work, config = self.ops, self.work, self.config
+        n = rows.stop - rows.start
+        logits = work.logits[:n]
+        ops.rms_norm(self.h[rows], self.x[rows], self.model.output_norm, config.rms_eps)
+        inputs = self.quantize(self.h[rows], (self.model.output,))
+        self.linear(logits, inputs, self.model.output)
+        if config.logit_scale != 1.0:
+            ops.scale(logits, logits, config.logit_scale)
+        if config.final_softcap is not None:
+            ops.softcap(logits, logits, config.final_softcap)
+        ops.check_finite(work.finite, logits)
+        ops.argmax(work.next_ids[:n], logits)
+
+    # -- parts used by several steps ----------------------------------------------------------
+
+    def quantize(self, x, matrices):
+        """Inputs of the matrices by layout: x itself, or x quantised once per layout."""
+        inputs = {}
+        for matrix in matrices:
+            if matrix is None or matrix.layout in inputs:
+                continue
+            if matrix.layout == "f32":
+                inputs["f32"] = x
+            else:
+                rows = self.work.quantized(matrix.k, matrix.layout, x.shape[0])
+                self.ops.quantize_rows(rows, x)
+                inputs[matrix.layout] = rows
+        return inputs
+
+    def linear(self, out, inputs, matrix, bias=None):
+        """out = inputs @ matrix.T [+ bias]."""
+        self.ops.matmul(out, inputs[matrix.layout], matrix)
+        if bias is not None:
+            self.ops.add_bias(out, out, bias)
+
+    def head_norm(self, heads, weight):
+        """RMS norm of every head, in place."""
+        if weight is not None:
+            flat = heads.reshape(-1, self.config.head_dim)  # (M * H, D)
+            self.ops.rms_norm(flat, flat, weight, self.config.rms_eps)
+
+    def add_branch(self, post_norm, rows):
+        """x[rows] += y[rows], normed first where the architecture has a post norm."""
+        branch = self.y[rows]
+        if post_norm is not None:
+            branch = self.h[rows]
+            self.ops.rms_norm(branch, self.y[rows], post_norm, self.config.post_norm_eps)
+        self.ops.add(self.x[rows], self.x[rows], branch)
+
+
+def tap_buffer(allocator, max_rows, n_taps, hidden_dim):
+    """Buffer for ``forward(taps_out=...)`` of up to ``max_rows`` rows."""
+    return allocator.empty("taps", (max_rows, n_taps, hidden_dim), np.float32)

@@ -1,0 +1,175 @@
+"""A target's weights on a backend: packed matrices, norms, RoPE tables.
+
+Owns the way from bound tensors to device buffers, one tensor at a time: each is packed straight
+from the memory map and its pages are given back to the system before the next, so that loading
+never holds the file and the packed copy together. Must not know the order of the forward pass.
+"""
+
+import mmap
+from dataclasses import dataclass
+
+import numpy as np
+
+from cudflash.model.rope import rope_table
+
+MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "attn_gate",
+            "ffn_gate", "ffn_up", "ffn_down")  # fmt: skip
+VECTORS = ("attn_norm", "attn_q_bias", "attn_k_bias", "attn_v_bias", "attn_q_norm",
+           "attn_k_norm", "attn_output_bias", "post_attention_norm", "ffn_norm",
+           "post_ffw_norm")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DeviceLayer:
+    """One layer; fields are named and shaped as in ``loader.bind.LayerWeights``."""
+
+    attn_norm: object
+    attn_q: object  # PackedMatrix, as the other projections
+    attn_k: object
+    attn_v: object
+    attn_q_bias: object | None
+    attn_k_bias: object | None
+    attn_v_bias: object | None
+    attn_q_norm: object | None
+    attn_k_norm: object | None
+    attn_output: object
+    attn_output_bias: object | None
+    attn_gate: object | None
+    post_attention_norm: object | None
+    ffn_norm: object
+    ffn_gate: object
+    ffn_up: object
+    ffn_down: object
+    post_ffw_norm: object | None
+    rope_table: object | None  # (n_ctx, n_dims / 2, 2) float32, shared by equal layers
+
+
+@dataclass(frozen=True)
+class TargetModel:
+    """Everything a forward pass reads but caches and scratch."""
+
+    config: object  # TargetConfig
+    embedding: object  # EmbeddingTable
+    output_norm: object  # (hidden_dim,) float32
+    output: object  # PackedMatrix (vocab_size, hidden_dim)
+    layers: tuple[DeviceLayer, ...]
+
+    def matrices(self):
+        """Yield every packed matrix."""
+        for layer in self.layers:
+            for name in MATRICES:
+                if getattr(layer, name) is not None:
+                    yield getattr(layer, name)
+        yield self.output
+
+
+def load_target(ops, target, n_ctx, allocator, progress=None):
+    """Pack and upload a bound target.
+
+    Parameters
+    ----------
+    ops : module
+    target : loader.bind.Target
+    n_ctx : int
+        Positions the RoPE tables cover.
+    allocator : Allocator
+    progress : callable, optional
+        Called with (bytes read, bytes of all tensors) after each tensor.
+
+    Returns
+    -------
+    TargetModel
+    """
+    config, weights = target.config, target.weights
+    packer = _Packer(ops, allocator, weight_bytes(weights), progress)
+    tables = _RopeTables(allocator, n_ctx, weights.rope_freqs)
+    embd = weights.token_embd
+    embedding = ops.embedding_table(embd.raw, embd.type, embd.shape[1])
+    allocator.count("embedding", embedding)
+    layers = tuple(
+        DeviceLayer(
+            **{name: packer.matrix(getattr(layer, name)) for name in MATRICES},
+            **{name: packer.vector(getattr(layer, name)) for name in VECTORS},
+            rope_table=tables.get(layer_config.rope),
+        )
+        for layer, layer_config in zip(weights.layers, config.layers, strict=True)
+    )
+    return TargetModel(
+        config, embedding, packer.vector(weights.output_norm), packer.matrix(weights.output), layers
+    )
+
+
+def weight_refs(weights):
+    """Yield every projection that is packed, the output head last."""
+    for layer in weights.layers:
+        for name in MATRICES:
+            if getattr(layer, name) is not None:
+                yield getattr(layer, name)
+    yield weights.output
+
+
+def weight_vectors(weights):
+    """Yield every norm and bias."""
+    for layer in weights.layers:
+        for name in VECTORS:
+            if getattr(layer, name) is not None:
+                yield getattr(layer, name)
+    yield weights.output_norm
+
+
+def weight_bytes(weights):
+    """Bytes of all packed projections in the file."""
+    return sum(ref.raw.nbytes for ref in weight_refs(weights))
+
+
+class _Packer:
+    def __init__(self, ops, allocator, total, progress):
+        self._ops, self._allocator = ops, allocator
+        self._done, self._total, self._progress = 0, total, progress
+
+    def matrix(self, ref):
+        if ref is None:
+            return None
+        packed = self._ops.pack(ref.raw, ref.type, ref.shape[1])
+        release_pages(ref.raw)
+        self._done += ref.raw.nbytes
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+        return self._allocator.count("weights", packed)
+
+    def vector(self, array):
+        return None if array is None else self._allocator.upload("norms", array)
+
+
+class _RopeTables:
+    def __init__(self, allocator, n_ctx, freq_factors):
+        self._allocator, self._n_ctx, self._factors = allocator, n_ctx, freq_factors
+        self._made = {}
+
+    def get(self, rope):
+        if rope is None:
+            return None
+        if rope not in self._made:
+            table = rope_table(rope, self._n_ctx, self._factors)
+            self._made[rope] = self._allocator.upload("rope", table)
+        return self._made[rope]
+
+
+def release_pages(raw):
+    """Give the pages of a view on a memory map back to the system; they are read again if needed.
+
+    Only whole pages inside the view are named, so neighbours keep theirs. Does nothing for arrays
+    that are not on a memory map, and where the system has no ``madvise``.
+    """
+    base = raw
+    while isinstance(base, np.ndarray) and base.base is not None:
+        base = base.base
+    base = base.obj if isinstance(base, memoryview) else base
+    if not isinstance(base, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    whole = np.frombuffer(base, np.uint8)
+    start = raw.ctypes.data - whole.ctypes.data
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    last = (start + raw.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if last > first:
+        base.madvise(mmap.MADV_DONTNEED, first, last - first)

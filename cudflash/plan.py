@@ -1,0 +1,185 @@
+"""How much memory a model will take, from its header alone.
+
+Owns the sizes; the same functions size the buffers when they are allocated. Must not read weights.
+Invariant: ``Plan.total`` is what load and one session then allocate, within 1 %.
+"""
+
+from dataclasses import dataclass
+
+from cudflash import defaults
+from cudflash.errors import UsageError
+from cudflash.model.buffers import QUANTIZED_LAYOUTS, scratch_widths
+from cudflash.model.cache import KV_ITEM_BYTES, check_kv_type, layer_capacity
+from cudflash.model.rope import table_bytes
+from cudflash.model.weights import weight_refs, weight_vectors
+
+TABLE_CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
+
+
+@dataclass(frozen=True)
+class ContextRow:
+    """One line of the context table."""
+
+    n_ctx: int
+    kv_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Bytes allocated by load and one session, by kind; names as in ``Allocator.n_bytes``."""
+
+    n_ctx: int
+    kv_type: str
+    activations: str
+    max_rows: int
+    logit_rows: int
+    weights: int  # packed projections, the output head included
+    embedding: int  # allocated for embedding rows: 0 where they are read from the file's map
+    norms: int  # and biases
+    rope: int
+    kv: int
+    scratch: int
+    logits: int
+    io: int  # ids, positions, flags
+    mapped: int  # bytes of the embedding that are read from the file's map, not allocated
+    kv_layers: tuple[int, ...]  # bytes per layer
+    contexts: tuple[ContextRow, ...]
+
+    @property
+    def total(self):
+        """Bytes of all kinds; ``mapped`` is not allocated and not counted."""
+        return (
+            self.weights + self.embedding + self.norms + self.rope + self.kv
+            + self.scratch + self.logits + self.io
+        )  # fmt: skip
+
+    def to_dict(self):
+        """Plain values, for JSON."""
+        values = dict(vars(self), total=self.total, kv_layers=list(self.kv_layers))
+        values["contexts"] = [vars(row) for row in self.contexts]
+        return values
+
+
+def plan(
+    target,
+    *,
+    n_ctx=None,
+    kv_type=defaults.KV_TYPE,
+    activations=None,
+    max_rows=defaults.PREFILL_ROWS,
+    logit_rows=defaults.LOGIT_ROWS,
+):
+    """Plan a model file without loading it.
+
+    Parameters
+    ----------
+    target : str, path-like
+        GGUF file.
+    n_ctx, kv_type, activations
+        As in ``cudflash.load``.
+    max_rows : int
+        Rows of a prefill chunk.
+    logit_rows : int
+        Rows of logits computed at once.
+
+    Returns
+    -------
+    Plan
+    """
+    from cudflash.engine import choose_context
+    from cudflash.loader.bind import bind_target
+    from cudflash.loader.gguf import open_gguf
+    from cudflash.ops import cpu
+
+    bound = bind_target(open_gguf(target))
+    return plan_target(
+        cpu,
+        bound,
+        n_ctx=choose_context(n_ctx, bound.config.context_length),
+        kv_type=kv_type,
+        activations=defaults.ACTIVATIONS if activations is None else activations,
+        max_rows=max_rows,
+        logit_rows=logit_rows,
+    )
+
+
+def plan_target(
+    ops,
+    target,
+    *,
+    n_ctx,
+    kv_type,
+    activations,
+    max_rows=defaults.PREFILL_ROWS,
+    logit_rows=defaults.LOGIT_ROWS,
+):
+    """Plan a bound target on a backend; parameters as in ``plan``, none optional but the rows."""
+    check_kv_type(kv_type)
+    if activations not in defaults.ACTIVATION_TYPES:
+        raise UsageError(
+            f"activations is {activations!r}, expected one of "
+            f"{', '.join(defaults.ACTIVATION_TYPES)}"
+        )
+    config, weights = target.config, target.weights
+    refs = list(weight_refs(weights))
+    embd = weights.token_embd
+    embedding = ops.embedding_nbytes(embd.type, *embd.shape)
+    fixed = {
+        "weights": sum(ops.packed_nbytes(ref.type.name, *ref.shape) for ref in refs),
+        "embedding": embedding,
+        "norms": sum(vector.nbytes for vector in weight_vectors(weights)),
+        "scratch": _scratch(ops, config, refs, max_rows, activations),
+        "logits": logit_rows * config.vocab_size * 4,
+        "io": logit_rows * 4 + 4 + 2 * max_rows * 4,
+    }
+
+    def varying(context):
+        layers = kv_bytes(config, context, kv_type, max_rows, ops.CHUNK)
+        return layers, _rope(config, context)
+
+    kv_layers, rope = varying(n_ctx)
+    rows = []
+    for context in sorted({*TABLE_CONTEXTS, n_ctx, config.context_length}):
+        if context <= max(config.context_length, n_ctx):
+            layers, tables = varying(context)
+            total = sum(fixed.values()) + sum(layers) + tables
+            rows.append(ContextRow(context, sum(layers), total))
+    return Plan(
+        n_ctx=n_ctx,
+        kv_type=kv_type,
+        activations=activations,
+        max_rows=max_rows,
+        logit_rows=logit_rows,
+        rope=rope,
+        kv=sum(kv_layers),
+        mapped=0 if embedding else embd.raw.nbytes,
+        kv_layers=kv_layers,
+        contexts=tuple(rows),
+        **fixed,
+    )
+
+
+def kv_bytes(config, n_ctx, kv_type, max_rows, chunk):
+    """Bytes of keys and values of every layer."""
+    row = 2 * config.head_dim * KV_ITEM_BYTES[kv_type]
+    return tuple(
+        layer_capacity(layer.window, n_ctx, max_rows, chunk) * layer.n_kv_heads * row
+        for layer in config.layers
+    )
+
+
+def _rope(config, n_ctx):
+    distinct = {layer.rope for layer in config.layers if layer.rope is not None}
+    return sum(table_bytes(rope, n_ctx) for rope in distinct)
+
+
+def _scratch(ops, config, refs, max_rows, activations):
+    floats = sum(scratch_widths(config).values()) * max_rows * 4
+    layouts = {(ref.shape[1], ops.weight_layout(ref.type)) for ref in refs}
+    quantized = sum(
+        ops.quantized_rows_nbytes(max_rows, k, layout, activations)
+        for k, layout in layouts
+        if layout in QUANTIZED_LAYOUTS
+    )
+    return floats + quantized

@@ -1,0 +1,76 @@
+"""Prompts in the three forms users have them: text, token ids, chat messages."""
+
+from collections.abc import Iterable, Mapping
+
+from cudflash.errors import UsageError
+
+
+def prompt_ids(prompt, tokenizer, template, vocab_size):
+    """Turn a prompt into token ids.
+
+    Text gets the special tokens the file asks for, and control tokens spelled out in it are parsed
+    (raw prompts contain hand-written templates). Chat messages go through the file's template;
+    control tokens spelled in their contents stay text. Ids are taken as they are.
+
+    Parameters
+    ----------
+    prompt : str, iterable of int, or list of {role, content}
+    tokenizer : Tokenizer
+    template : callable returning ChatTemplate
+        Called only for chat messages.
+    vocab_size : int
+
+    Returns
+    -------
+    list of int
+        At least one.
+
+    Raises
+    ------
+    UsageError
+        For an empty prompt, an id outside the vocabulary, or another type.
+    """
+    if isinstance(prompt, str):
+        ids = tokenizer.encode(prompt, add_special=True, parse_special=True)
+        # one BOS, also when the text spells it
+        if tokenizer.add_bos and ids[:2] == [tokenizer.bos_id] * 2:
+            del ids[0]
+    elif isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Iterable):
+        raise UsageError(
+            f"the prompt is a {type(prompt).__name__}, expected text, token ids or chat messages"
+        )
+    else:
+        items = list(prompt)
+        if items and isinstance(items[0], Mapping):
+            from cudflash.loader.chat_template import encode_chat
+
+            ids = encode_chat(tokenizer, template(), items)
+        else:
+            ids = check_ids(items, vocab_size)
+    if not ids:
+        raise UsageError(
+            "the prompt has no tokens and the model adds none (no BOS), expected at least one; "
+            "give some text"
+        )
+    return ids
+
+
+def check_ids(tokens, vocab_size):
+    """Return token ids as a list of int.
+
+    Raises
+    ------
+    UsageError
+        For anything that is not an id of the vocabulary.
+    """
+    ids = []
+    for index, token in enumerate(tokens):
+        if isinstance(token, bool) or not hasattr(token, "__index__"):
+            raise UsageError(f"prompt token {index} is {token!r}, expected a token id")
+        if not 0 <= token < vocab_size:
+            raise UsageError(
+                f"prompt token {index} is {int(token)}, expected an id below the vocabulary size "
+                f"{vocab_size}"
+            )
+        ids.append(int(token))
+    return ids

@@ -1,0 +1,186 @@
+"""One conversation: its caches, and answers that reuse them.
+
+Owns the checks of a request and the one answer that may be in progress. Must not know how an answer
+proceeds. Invariant: a request is refused before any work, with both numbers where numbers decide.
+"""
+
+import threading
+
+from cudflash.choose import Chooser, check_logprobs
+from cudflash.errors import ContextLengthError, UnsupportedError, UsageError
+from cudflash.generation import Generation, Request
+from cudflash.model.runner import Runner
+from cudflash.prompts import prompt_ids
+from cudflash.rounds import PlainRounds
+from cudflash.stop import stop_rules
+
+
+class Session:
+    """One conversation on an engine; made by ``Engine.session``. Several may be alive.
+
+    Every ``generate`` gets the whole prompt; the session finds what it has already evaluated and
+    evaluates only the rest. The answer has the bits of a fresh session.
+    """
+
+    def __init__(self, engine):
+        self._engine = engine
+        self._runner = Runner(
+            engine.ops, engine.model, engine.work, engine.n_ctx, engine.kv_type
+        )
+        self._lock = threading.Lock()
+        self._current = None
+
+    @property
+    def tokens(self):
+        """Ids whose rows the caches hold (the newest token of an answer is not among them)."""
+        return tuple(self._runner.tokens)
+
+    def generate(
+        self,
+        prompt,
+        *,
+        max_tokens,
+        sampling=None,
+        speculative="auto",
+        verify_length=None,
+        accept="match",
+        stop=(),
+        logprobs=0,
+        seed=None,
+        drafter=None,
+    ):
+        """Start an answer.
+
+        Everything is checked here; the work begins with the first event. An unfinished earlier
+        answer of this session is closed.
+
+        Parameters
+        ----------
+        prompt : str, sequence of int, or list of {role, content}
+            The whole conversation so far.
+        max_tokens : int or None
+            Tokens of the answer at most, 0 included; None for as many as the context holds.
+        sampling : SamplingConfig, optional
+            llama.cpp's defaults if absent.
+        speculative : {"auto", "on", "off"}
+            "on" needs a draft.
+        verify_length : int, optional
+            Needs a draft.
+        accept : {"match", "ratio"}
+        stop : token ids and strings
+            See ``cudflash.stop``. End-of-generation tokens of the model always stop.
+        logprobs : int
+            Most likely ids reported per token; 0 reports no log-probabilities.
+        seed : int, optional
+            Drawn from the system if absent; the receipt tells it.
+        drafter : object, optional
+
+        Returns
+        -------
+        Generation
+            Iterator of events (``cudflash.events``); ``.result()`` runs it to the end.
+            ``Result.stats``: prompt_ms, prompt_tokens_evaluated, prompt_tps, decode_ms,
+            decode_tokens, decode_tps, rounds; times in ms, rates in tokens per second or None.
+
+        Raises
+        ------
+        UsageError
+            For arguments that cannot be honoured, or while another thread runs this session.
+        ContextLengthError
+            If prompt and ``max_tokens`` do not fit the context.
+        """
+        engine = self._engine
+        check_speculation(speculative, verify_length, accept, drafter)
+        vocab_size = engine.config.vocab_size
+        check_logprobs(logprobs, vocab_size)
+        ids = prompt_ids(prompt, engine.tokenizer, engine.chat_template, vocab_size)
+        max_tokens = check_length(len(ids), max_tokens, engine.n_ctx)
+        rules = stop_rules(stop, engine.tokenizer.eog_ids, vocab_size)
+        chain = self._chain(sampling, seed, ids)
+        chooser = Chooser(engine.ops, engine.work, chain, logprobs)
+        receipt = {
+            "sampling": chain.config.to_dict(),
+            "seed": chain.seed,
+            "max_tokens": max_tokens,
+            "stop": {"strings": list(rules.strings), "ids": sorted(rules.ids)},
+            "speculative": {"mode": speculative, "used": False, "reason": "no draft is loaded"},
+        }
+        request = Request(ids, max_tokens, rules, chooser, receipt)
+        rounds = PlainRounds(self._runner, chooser)
+        with self._lock:
+            if self._current is not None:
+                self._current.close()
+            self._current = Generation(engine, self._runner, request, rounds, self._ended)
+            return self._current
+
+    def cancel(self):
+        """End the answer in progress before its next round; safe from any thread."""
+        current = self._current
+        if current is not None:
+            current.cancel()
+
+    def _ended(self, generation):
+        if self._current is generation:
+            self._current = None
+
+    def _chain(self, sampling, seed, ids):
+        from cudflash.sampling.chain import SamplerChain
+        from cudflash.sampling.config import SamplingConfig
+
+        if sampling is None:
+            sampling = SamplingConfig()
+        if not isinstance(sampling, SamplingConfig):
+            raise UsageError(
+                f"sampling is a {type(sampling).__name__}, expected a SamplingConfig"
+            )
+        chain = SamplerChain(
+            sampling,
+            seed,
+            n_vocab=self._engine.config.vocab_size,
+            tokenizer=self._engine.tokenizer,
+            n_ctx=self._engine.n_ctx,
+        )
+        chain.accept_prompt(ids)
+        return chain
+
+
+def check_length(n_prompt, max_tokens, n_ctx):
+    """Return the tokens an answer may have.
+
+    Raises
+    ------
+    ContextLengthError
+        If the prompt alone, or with ``max_tokens``, exceeds the context.
+    UsageError
+        If ``max_tokens`` is neither a whole number of at least 0 nor None.
+    """
+    whole = isinstance(max_tokens, int) and not isinstance(max_tokens, bool)
+    if max_tokens is not None and (not whole or max_tokens < 0):
+        raise UsageError(f"max_tokens is {max_tokens!r}, expected 0 or more, or None for no limit")
+    if n_prompt > n_ctx:
+        raise ContextLengthError(
+            f"the prompt has {n_prompt} tokens, the context holds {n_ctx}; shorten the prompt or "
+            "load the model with a larger n_ctx"
+        )
+    if max_tokens is None:
+        return n_ctx - n_prompt
+    if n_prompt + max_tokens > n_ctx:
+        raise ContextLengthError(
+            f"prompt and answer need {n_prompt} + {max_tokens} = {n_prompt + max_tokens} tokens, "
+            f"the context holds {n_ctx}; lower max_tokens, shorten the prompt or load the model "
+            "with a larger n_ctx"
+        )
+    return max_tokens
+
+
+def check_speculation(speculative, verify_length, accept, drafter):
+    """Raise for settings that need a draft, none being loaded."""
+    if speculative not in ("auto", "on", "off"):
+        raise UsageError(f"speculative is {speculative!r}, expected auto, on or off")
+    if accept not in ("match", "ratio"):
+        raise UsageError(f"accept is {accept!r}, expected match or ratio")
+    if drafter is not None:
+        raise UnsupportedError("a drafter was given, but this version decodes without one; omit it")
+    if speculative == "on" or verify_length is not None:
+        wanted = "speculative='on'" if speculative == "on" else f"verify_length={verify_length}"
+        raise UsageError(f"{wanted} needs a draft, but none is loaded; pass draft= to load()")
