@@ -26,7 +26,9 @@ _PUBLIC = {
 }
 _MODULES = ("errors", "events", "plan", "quant", "sampling")
 
-__all__ = ["__version__", *_PUBLIC, *_MODULES]
+__all__ = ["__version__"]
+__all__ += list(_PUBLIC)
+__all__ += list(_MODULES)
 
 
 def __getattr__(name):

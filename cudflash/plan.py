@@ -14,6 +14,7 @@ from cudflash.model.rope import table_bytes
 from cudflash.model.weights import weight_refs, weight_vectors
 
 TABLE_CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
+_SAMPLE_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def plan_target(
     embd = weights.token_embd
     embedding = ops.embedding_nbytes(embd.type, *embd.shape)
     fixed = {
-        "weights": sum(ops.packed_nbytes(ref.type.name, *ref.shape) for ref in refs),
+        "weights": sum(ops.packed_nbytes(ref.type, *ref.shape) for ref in refs),
         "embedding": embedding,
         "norms": sum(vector.nbytes for vector in weight_vectors(weights)),
         "scratch": _scratch(ops, config, refs, max_rows, activations),
@@ -177,9 +178,10 @@ def _rope(config, n_ctx):
 def _scratch(ops, config, refs, max_rows, activations):
     floats = sum(scratch_widths(config).values()) * max_rows * 4
     layouts = {(ref.shape[1], ops.weight_layout(ref.type)) for ref in refs}
+    # linear in the rows: measured on a few, so that planning does not allocate what it plans
     quantized = sum(
-        ops.quantized_rows_nbytes(max_rows, k, layout, activations)
+        ops.quantized_rows(_SAMPLE_ROWS, k, layout, activations).nbytes
         for k, layout in layouts
         if layout in QUANTIZED_LAYOUTS
     )
-    return floats + quantized
+    return floats + quantized * max_rows // _SAMPLE_ROWS
