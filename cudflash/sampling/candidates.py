@@ -44,8 +44,16 @@ class Candidates:
     """
 
     __slots__ = (
-        "_ids", "logits", "p", "sorted", "fresh", "selected",
-        "_maxima", "_source", "_ordering", "_offset",
+        "_ids",
+        "_maxima",
+        "_offset",
+        "_ordering",
+        "_source",
+        "fresh",
+        "logits",
+        "p",
+        "selected",
+        "sorted",
     )  # fmt: skip
 
     def __init__(self, logits, ids, maxima=None):

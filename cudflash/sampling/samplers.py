@@ -435,7 +435,7 @@ def float32_sum_of_doubles(terms) -> np.float32:
         if acc < 2.0**-100 or not np.isfinite(acc):
             continue
         unit = float(np.spacing(acc))
-        rest = terms[i:] if n - i < 4096 else terms[i : i + max(4096, i)]
+        rest = terms[i : i + min(max(256, i), 16384)]
         units = rest / unit
         whole = np.rint(units)
         safe = np.abs(np.abs(units - whole) - 0.5) > 2.0**-20

@@ -49,7 +49,7 @@ class Ordering:
         The ordered values; final.
     """
 
-    __slots__ = ("order", "values", "_source", "_boundary_tie", "_cache", "_layout")
+    __slots__ = ("_boundary_tie", "_cache", "_layout", "_source", "order", "values")
 
     def __init__(self, values, k, maxima=None):
         self._source = values
@@ -122,7 +122,14 @@ def _select(values, k, maxima):
         order = np.argsort(-values)
     else:
         maxima = column_maxima(values) if maxima is None else maxima
-        order = np.flatnonzero(values >= kth_lower_bound(maxima, k))
+        lowest = kth_lower_bound(maxima, k)
+        if lowest > -np.inf:
+            order = np.flatnonzero(values >= lowest)
+        else:  # few finite values: the k are those and enough of the equal rest, one more to see
+            finite = values > -np.inf
+            order = np.flatnonzero(finite)
+            missing = max(k + 1 - len(order), 0)
+            order = np.concatenate([order, np.flatnonzero(~finite)[:missing]])
         order = order[np.argsort(-values[order])]
     boundary = len(order) > k and values[order[k - 1]] == values[order[k]]
     return order[:k], bool(boundary)
