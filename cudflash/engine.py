@@ -135,8 +135,9 @@ class Engine:
         self.config, self.draft_config = target.config, None
         self.n_ctx, self.kv_type, self.activations = n_ctx, kv_type, activations
         self.plan = plan_target(
-            ops, target, n_ctx=n_ctx, kv_type=kv_type, activations=activations
-        )
+            ops, target, n_ctx=n_ctx, kv_type=kv_type, activations=activations,
+            max_rows=defaults.PREFILL_ROWS, logit_rows=defaults.LOGIT_ROWS,
+        )  # fmt: skip
         self.allocator = Allocator(ops)
         self.model = load_target(ops, target, n_ctx, self.allocator, progress)
         self.work = Workspace(
