@@ -63,9 +63,35 @@ def architecture(gguf: GGUFFile) -> str:
 def is_draft(gguf: GGUFFile) -> bool:
     """Whether the metadata describes a DFlash draft: its architecture, or a list of taps."""
     name = architecture(gguf)
-    return name in DRAFT_ARCHITECTURES or any(
+    # forks put the target's name in front: qwen35-dflash-draft
+    return name in DRAFT_ARCHITECTURES or name.endswith("-dflash-draft") or any(
         f"{name}.{suffix}" in gguf.metadata
         for suffix in ("target_layers", "target_layer_ids", "dflash.target_layer_ids")
+    )
+
+
+def draft_architecture(gguf: GGUFFile) -> str:
+    """Return the architecture of a file that can be used as the draft.
+
+    Raises
+    ------
+    UsageError
+        If the file is a target.
+    UnsupportedError
+        If it is a draft of a kind this version does not have.
+    """
+    name = architecture(gguf)
+    if not is_draft(gguf):
+        raise UsageError(
+            f"{gguf.path}: this is a target (architecture {name}), expected a DFlash draft; pass "
+            "it with --model and give the draft with --draft"
+        )
+    if name in DRAFT_ARCHITECTURES or name.endswith("-dflash-draft"):
+        return name
+    raise UnsupportedError(
+        f"{gguf.path}: a draft of architecture {name!r}, which cudflash {__version__} does not "
+        f"know, expected one of {', '.join(DRAFT_ARCHITECTURES)}; convert the draft again with "
+        "llama.cpp's converter"
     )
 
 
@@ -233,7 +259,8 @@ class KeyReader:
                 f"{gguf.path}: {self.key('expert_count')} is {n_experts} (a mixture of experts), "
                 "expected a dense model; use a dense model"
             )
-        if not gguf.get(self.key("attention.causal"), True, bool):
+        causal = gguf.get(self.key("attention.causal"), True, bool)
+        if not causal and "attention.causal" not in defined:
             raise self.fail("attention.causal", False, "true (a decoder)", UnsupportedError)
         for suffix, neutral in _NEUTRAL.items():
             value = gguf.get(self.key(suffix), neutral)

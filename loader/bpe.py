@@ -18,7 +18,7 @@ from cudflash.loader.merging import NEVER, merge_symbols
 from cudflash.loader.pretokenizers import PreTokenizer
 from cudflash.loader.vocabulary import Vocabulary, raw_strings
 
-from cudflash.errors import FormatError
+from cudflash.errors import UsageError
 
 _CACHED_WORDS = 65536  # words kept; a longer text starts the cache afresh
 _CACHED_LENGTH = 64  # longest word kept, bytes
@@ -74,7 +74,7 @@ class BPE:
 
         Raises
         ------
-        FormatError
+        UsageError
             If a byte has no token in this vocabulary.
         """
         cache = self._cache
@@ -121,9 +121,9 @@ class BPE:
             if token is None:
                 token = self._ids.get(b"<0x%02X>" % byte)
             if token is None:
-                raise FormatError(
-                    f"{self._vocabulary.path}: the vocabulary has no token for byte 0x{byte:02x}, "
-                    "so this text cannot be encoded; the file is incomplete, convert it again"
+                raise UsageError(
+                    f"the text holds byte 0x{byte:02x}, for which the vocabulary of "
+                    f"{self._vocabulary.path} has no token; remove the character from the text"
                 )
             ids.append(token)
         return ids

@@ -141,7 +141,7 @@ class ChatTemplate:
                 f"{self.path}: the chat template failed ({one_line(err)}); use another file or "
                 "give the prompt as text"
             ) from None
-        except Exception as err:  # anything a template can provoke: bad types, missing keys
+        except Exception as err:  # noqa: BLE001 - whatever a template provokes
             raise FormatError(
                 f"{self.path}: the chat template cannot use these messages ({one_line(err)}); "
                 "check them or give the prompt as text"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from itertools import pairwise
 
 NEVER = float("inf")
 # Measured: below this many symbols scanning a list in C beats a heap in Python.
@@ -37,7 +38,7 @@ def merge_symbols(symbols: list[bytes], cost: Callable[[bytes, bytes], float]) -
 
 
 def _merge_by_scan(symbols: list[bytes], cost) -> list[bytes]:
-    costs = [cost(left, right) for left, right in zip(symbols, symbols[1:])]
+    costs = [cost(left, right) for left, right in pairwise(symbols)]
     while costs:
         lowest = min(costs)
         if lowest == NEVER:

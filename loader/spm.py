@@ -19,7 +19,7 @@ import re
 from cudflash.loader.merging import NEVER, merge_symbols
 from cudflash.loader.vocabulary import Vocabulary
 
-from cudflash.errors import FormatError
+from cudflash.errors import UsageError
 
 MARKER = "\u2581"
 _MARKER = MARKER.encode()
@@ -47,7 +47,7 @@ class SPM:
 
         Raises
         ------
-        FormatError
+        UsageError
             If a byte has no token in this vocabulary.
         """
         if self._cut is None:
@@ -104,9 +104,9 @@ class SPM:
             if token is None:
                 token = self._ids.get(bytes([byte]))
             if token is None:
-                raise FormatError(
-                    f"{self._vocabulary.path}: the vocabulary has no token for byte 0x{byte:02x}, "
-                    "so this text cannot be encoded; the file is incomplete, convert it again"
+                raise UsageError(
+                    f"the text holds byte 0x{byte:02x}, for which the vocabulary of "
+                    f"{self._vocabulary.path} has no token; remove the character from the text"
                 )
             out.append(token)
         return out

@@ -70,7 +70,7 @@ def _environment_class():
     class Generation(Extension):
         """``{% generation %}`` marks text for training; here it is only its contents."""
 
-        tags = {"generation"}
+        tags = frozenset({"generation"})
 
         def parse(self, parser):
             next(parser.stream)

@@ -1,0 +1,140 @@
+"""The command line: ``cudflash COMMAND``, a thin layer over the Python API.
+
+Owns the exit code and how an error is shown. Commands live one per file and are imported when they
+run.
+"""
+
+import sys
+
+import click
+
+from cudflash.cli.common import CONTEXT, LazyGroup, output_options
+from cudflash.cli.output import Output, StreamClosed, silence
+from cudflash.errors import CudflashError, OutOfMemoryError
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells count
+PIPE_CLOSED = 141  # 128 + SIGPIPE
+
+COMMANDS = {
+    "generate": ("cudflash.cli.generate", "Continue a text, or answer one question (--chat)."),
+    "chat": ("cudflash.cli.chat", "Talk with a model, line by line."),
+    "inspect": ("cudflash.cli.inspect", "Show what a GGUF file holds and whether it can be run."),
+    "plan": ("cudflash.cli.plan", "Show how much memory a model takes, before loading it."),
+    "tokenize": ("cudflash.cli.tokenize", "Turn text into token ids, or ids back into text."),
+    "doctor": ("cudflash.cli.doctor", "Show which device would run a model, and what is wrong."),
+}
+
+EXIT_CODES = """\b
+Exit codes:
+  0    done
+  1    an error while running
+  2    wrong arguments
+  3    a file that is damaged or not supported
+  4    a draft that does not belong to the model
+  5    not enough memory
+  6    no usable device
+  7    the context is too short
+  8    non-finite numbers
+  130  interrupted by Ctrl-C; what was produced so far has been written
+  141  the reader of the output went away"""
+
+
+def _version(ctx, param, value):
+    if value and not ctx.resilient_parsing:
+        from cudflash.cli.versions import version_line
+
+        click.echo(version_line())
+        ctx.exit()
+
+
+@click.group(
+    cls=LazyGroup,
+    table=COMMANDS,
+    context_settings=CONTEXT,
+    epilog=EXIT_CODES,
+)
+@output_options
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_version,
+    help="Show the versions of cudflash and of what it runs on.",
+)
+def cli():
+    """Run GGUF models. Only the answer goes to stdout; notes and errors go to stderr."""
+
+
+def main(args=None):
+    """Run the command line.
+
+    Parameters
+    ----------
+    args : list of str, optional
+        ``sys.argv[1:]`` if absent.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
+    output = Output()
+    try:
+        try:
+            return _run(args, output)
+        except (StreamClosed, BrokenPipeError):
+            silence(sys.stdout)
+            silence(sys.stderr)
+            return PIPE_CLOSED
+    except KeyboardInterrupt:  # while an error was being shown
+        return INTERRUPTED
+
+
+def _run(args, output):
+    try:
+        code = cli.main(args, prog_name="cudflash", standalone_mode=False, obj=output)
+        return code if isinstance(code, int) else 0
+    except CudflashError as err:
+        return _fail(output, str(err), err.exit_code)
+    except click.ClickException as err:
+        return _fail(output, _click_sentence(err), err.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        output.clear_progress()
+        output.end_line()
+        output.error("interrupted")
+        return INTERRUPTED
+    except MemoryError:
+        sentence = "not enough memory; 'cudflash plan' shows what a model and a context take"
+        return _fail(output, sentence, OutOfMemoryError.exit_code)
+    except OSError as err:
+        if isinstance(err, BrokenPipeError):
+            raise
+        silence(sys.stdout)  # a full disk would be reported again at exit
+        where = f"{err.filename}: " if err.filename else ""
+        return _fail(output, f"{where}{err.strerror or err}", 1)
+    except SystemExit as err:
+        return err.code if isinstance(err.code, int) else 1
+    except StreamClosed:
+        raise
+    except Exception as err:  # whatever it is, it is our fault, and -v tells where
+        sentence = f"{type(err).__name__}: {' '.join(str(err).split())}"
+        return _fail(output, f"internal error, {sentence}; repeat with -v and report it", 1)
+
+
+def _fail(output, sentence, code):
+    if output.verbose:
+        import traceback
+
+        output.note(traceback.format_exc().rstrip())
+    output.error(sentence)
+    return code
+
+
+def _click_sentence(err):
+    sentence = err.format_message().rstrip()
+    if isinstance(err, click.UsageError) and err.ctx is not None and "--help" not in sentence:
+        sentence = sentence.rstrip(".") + f" (see '{err.ctx.command_path} --help')"
+    return " ".join(sentence.split())
+
+

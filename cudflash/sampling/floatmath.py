@@ -132,7 +132,8 @@ def logf(x: np.ndarray) -> np.ndarray:
     bits = x.view(np.int32)
     small = bits < 0x00800000  # zero or subnormal
     if small.any():
-        scaled = (x * np.float32(2.0**23)).view(np.int32) - (23 << 23)
+        scaled = np.where(small, x, np.float32(0)) * np.float32(2.0**23)
+        scaled = scaled.view(np.int32) - (23 << 23)
         bits = np.where(small, scaled, bits)
     offset = bits - 0x3F330000
     index = (offset >> 19) & 15

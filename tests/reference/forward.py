@@ -85,7 +85,7 @@ class Reference:
             x = x + self._ffn_branch(x, layer)
             layer_inputs.append(x)
         rows = np.arange(len(tokens)) if logit_rows is None else np.asarray(logit_rows, np.int64)
-        return Forward(self._head(x[rows]), np.stack(layer_inputs))
+        return Forward(self.head(x[rows]), np.stack(layer_inputs))
 
     def _embed(self, tokens):
         x = self.file.rows("token_embd.weight", tokens)  # (T, C)
@@ -163,7 +163,7 @@ class Reference:
             return self._rms(x, name, 1e-8)  # constant of llama.cpp's graph, not in the file
         return x
 
-    def _head(self, x):
+    def head(self, x):
         """x (R, C) -> logits (R, V); the matrix is expanded a few thousand rows at a time."""
         logits = np.empty((len(x), self.file.shape(self.head_name)[0]), self.dtype)
         if len(x) == 0:

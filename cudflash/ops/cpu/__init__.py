@@ -5,7 +5,7 @@ Every function writes into caller-owned buffers. Names, argument order and bits 
 """
 
 from cudflash.ops.cpu.formats import packed_nbytes
-from cudflash.ops.cpu.matmul import matmul, pack, quantize_rows, quantized_rows
+from cudflash.ops.cpu.packed import matmul, pack, quantize_rows, quantized_rows
 from cudflash.ops.cpu.runtime import (
     capture,
     copy_in,

@@ -239,3 +239,55 @@ visum = _define("visum", _i(i32x16), lambda b, v: _tree(b, v, b.add))
 vmax_tree = _define(
     "vmax_tree", _f(f32x16),
     lambda b, v: _tree(b, v, lambda x, y: b.select(b.fcmp_ordered(">", x, y), x, y)))
+
+# comparisons and lane choice
+vimax = _define("vimax", i32x16(i32x16, i32x16),
+                lambda b, x, y: b.select(b.icmp_signed(">", x, y), x, y))
+vimax_all = _define(
+    "vimax_all", _i(i32x16),
+    lambda b, v: _tree(b, v, lambda x, y: b.select(b.icmp_signed(">", x, y), x, y)))
+# x > y ? i : j per lane (a NaN gives j)
+vipick_gt = _define("vipick_gt", i32x16(f32x16, f32x16, i32x16, i32x16),
+                    lambda b, x, y, i, j: b.select(b.fcmp_ordered(">", x, y), i, j))
+# bit l is set where x > y in lane l
+vmask_gt = _define(
+    "vmask_gt", _i(f32x16, f32x16),
+    lambda b, x, y: b.zext(b.bitcast(b.fcmp_ordered(">", x, y), I16), I32))
+vlane_ids = _define("vlane_ids", i32x16(), lambda b: ir.Constant(V16I, list(range(LANES))))
+
+
+def _keep_range(b, v, other, first, last):
+    """Lanes first..last-1 of v, the other lanes of ``other``."""
+    lane = ir.Constant(V16I, list(range(LANES)))
+    inside = b.and_(b.icmp_signed(">=", lane, splat(b, first)),
+                    b.icmp_signed("<", lane, splat(b, last)))
+    return b.select(inside, v, other)
+
+
+vkeep_range = _define("vkeep_range", f32x16(f32x16, f32x16, _i, _i), _keep_range)
+
+
+def _shuffle(indices):
+    mask = ir.Constant(ir.VectorType(I32, LANES), indices)
+    return lambda b, x, y: b.shuffle_vector(x, y, mask)
+
+
+_pairs = f32x16(f32x16, f32x16)
+# elements 0, 2, .. and 1, 3, .. of 32 consecutive floats, and back
+veven = _define("veven", _pairs, _shuffle(list(range(0, 32, 2))))
+vodd = _define("vodd", _pairs, _shuffle(list(range(1, 32, 2))))
+vzip_low = _define("vzip_low", _pairs, _shuffle([i // 2 + 16 * (i % 2) for i in range(16)]))
+vzip_high = _define("vzip_high", _pairs, _shuffle([8 + i // 2 + 16 * (i % 2) for i in range(16)]))
+
+
+def stack(n_bytes):
+    """Intrinsic ``slot() -> address`` of ``n_bytes`` on the kernel's stack, 64-byte aligned."""
+
+    def emit(b):
+        from numba.core import cgutils
+
+        slot = cgutils.alloca_once(b, I8, size=n_bytes)
+        slot.align = 64
+        return b.ptrtoint(slot, I64)
+
+    return _define("slot", types.int64(), emit)
