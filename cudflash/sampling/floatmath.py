@@ -19,8 +19,6 @@ Source: the algorithms and the sixteen logf table entries are those of ARM's opt
 (``math/expf.c``, ``math/logf_data.c``, MIT licence), which the GNU C library uses since 2.27.
 """
 
-import ctypes
-import ctypes.util
 import math
 import sys
 
@@ -152,6 +150,9 @@ def logf(x: np.ndarray) -> np.ndarray:
 def _load_libm():
     if not sys.platform.startswith("linux"):
         return None
+    import ctypes  # here: few chains need it, and every start of the program pays for imports
+    import ctypes.util
+
     try:
         library = ctypes.CDLL(ctypes.util.find_library("m") or "libm.so.6")
         functions = library.powf, library.log2f
