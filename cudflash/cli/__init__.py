@@ -10,7 +10,7 @@ import click
 
 from cudflash.cli.common import CONTEXT, LazyGroup, output_options
 from cudflash.cli.output import Output, StreamClosed, silence
-from cudflash.errors import CudflashError, OutOfMemoryError
+from cudflash.errors import CudflashError, OutOfMemoryError, UsageError
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 PIPE_CLOSED = 141  # 128 + SIGPIPE
@@ -51,6 +51,7 @@ def _version(ctx, param, value):
     cls=LazyGroup,
     table=COMMANDS,
     context_settings=CONTEXT,
+    no_args_is_help=False,
     epilog=EXIT_CODES,
 )
 @output_options
@@ -92,6 +93,11 @@ def main(args=None):
 
 
 def _run(args, output):
+    args = sys.argv[1:] if args is None else list(args)
+    if not args:
+        with click.Context(cli, info_name="cudflash", **CONTEXT) as ctx:
+            click.echo(cli.get_help(ctx), err=True)
+        return UsageError.exit_code
     try:
         code = cli.main(args, prog_name="cudflash", standalone_mode=False, obj=output)
         return code if isinstance(code, int) else 0
@@ -117,7 +123,7 @@ def _run(args, output):
         return err.code if isinstance(err.code, int) else 1
     except StreamClosed:
         raise
-    except Exception as err:  # whatever it is, it is our fault, and -v tells where
+    except Exception as err:  # noqa: BLE001  (ours, whatever it is; -v tells where)
         sentence = f"{type(err).__name__}: {' '.join(str(err).split())}"
         return _fail(output, f"internal error, {sentence}; repeat with -v and report it", 1)
 
@@ -133,6 +139,10 @@ def _fail(output, sentence, code):
 
 def _click_sentence(err):
     sentence = err.format_message().rstrip()
+    param = getattr(err, "param", None)
+    if isinstance(param, click.Option) and not isinstance(err, click.MissingParameter):
+        name = next((o for o in param.opts if o.startswith("--")), param.opts[0])
+        sentence = f"{name}: {err.message}"
     if isinstance(err, click.UsageError) and err.ctx is not None and "--help" not in sentence:
         sentence = sentence.rstrip(".") + f" (see '{err.ctx.command_path} --help')"
     return " ".join(sentence.split())

@@ -1,0 +1,220 @@
+"""What goes where: the answer to stdout, everything else to stderr.
+
+Owns both streams, colour and the transient progress line. Must not know models or commands.
+Invariant: stdout receives only bytes that a command hands to ``answer`` or ``json``; nothing is
+coloured and no line is rewritten unless the stream is a terminal.
+"""
+
+import json
+import math
+import os
+import sys
+
+CLEAR_LINE = "\r\x1b[K"
+
+
+class StreamClosed(Exception):
+    """The reader of stdout or stderr went away (``| head -1``); the program ends quietly."""
+
+
+class Output:
+    """The two streams of one run.
+
+    Attributes
+    ----------
+    quiet, verbose, no_color : bool
+        Set by the options of the same names, which may stand before or after the command.
+    """
+
+    def __init__(self):
+        self.quiet = self.verbose = self.no_color = False
+        self._unfinished_line = False  # the answer's last byte was no newline
+        self._progress = False  # a transient line is on the terminal
+
+    # -- stderr ---------------------------------------------------------------------------------
+
+    def note(self, text):
+        """Tell the user something that is no error; nothing with ``-q``."""
+        if not self.quiet:
+            self.say(self._styled(text, "2"))
+
+    def detail(self, text):
+        """Tell what only ``-v`` asks for."""
+        if self.verbose:
+            self.say(self._styled(text, "2"))
+
+    def error(self, text):
+        """Tell why the program ends, or why it did not do what was asked."""
+        self.say(self._styled("error:", "1;31") + " " + text)
+
+    def prompt(self, text):
+        """Ask for input; the line stays open."""
+        self.clear_progress()
+        self.end_line()
+        self._write_err(text)
+
+    def progress(self, text):
+        """Rewrite the transient line of a terminal; elsewhere and with ``-q`` nothing."""
+        if not self.quiet and self.rewrites:
+            self._write_err(CLEAR_LINE + text)
+            self._progress = True
+
+    def clear_progress(self):
+        """Take the transient line away."""
+        if self._progress:
+            self._progress = False
+            self._write_err(CLEAR_LINE)
+
+    @property
+    def rewrites(self):
+        """Whether lines of stderr may be rewritten."""
+        return is_terminal(sys.stderr) and os.environ.get("TERM") != "dumb"
+
+    def _styled(self, text, code):
+        return f"\x1b[{code}m{text}\x1b[0m" if self.colors(sys.stderr) else text
+
+    def say(self, text):
+        """Write a line to stderr, whatever the options say."""
+        self.clear_progress()
+        self.end_line()
+        self._write_err(text + "\n")
+
+    def _write_err(self, text):
+        if sys.stderr is not None:
+            _write(sys.stderr, text.encode("utf-8", "backslashreplace"))
+
+    # -- stdout ---------------------------------------------------------------------------------
+
+    def answer(self, text):
+        """Write a part of the answer, at once and exactly, as UTF-8.
+
+        Raises
+        ------
+        StreamClosed
+            If nobody reads any more.
+        """
+        self.raw(text.encode("utf-8", "surrogateescape"))
+
+    def raw(self, data):
+        """Write bytes of the answer."""
+        if data:
+            self.clear_progress()
+            if sys.stdout is not None:
+                _write(sys.stdout, data)
+            self._unfinished_line = not data.endswith(b"\n")
+
+    def line(self, text=""):
+        """Write a line of the answer."""
+        self.answer(text + "\n")
+
+    def json(self, value):
+        """Write one object on one line: ASCII only, so no reader can take it for two."""
+        self.line(json.dumps(plain(value), allow_nan=False))
+
+    def end_line(self):
+        """Begin a new line on stderr after an answer that did not end with one.
+
+        A terminal, or a log that holds both streams, then shows them apart; stdout stays exact.
+        """
+        if self._unfinished_line:
+            self._unfinished_line = False
+            self._write_err("\n")
+
+    # -- appearance -----------------------------------------------------------------------------
+
+    def colors(self, stream):
+        """Whether a stream may carry colour: a terminal, and nobody said no."""
+        wanted = not self.no_color and not os.environ.get("NO_COLOR")
+        return wanted and is_terminal(stream) and os.environ.get("TERM") != "dumb"
+
+    def table(self, rows, header=None, right=()):
+        """Write a table: by Rich on a terminal, else aligned text without decoration.
+
+        Parameters
+        ----------
+        rows : list of sequences of str
+        header : sequence of str, optional
+        right : collection of int
+            Columns to align on the right.
+        """
+        if is_terminal(sys.stdout):
+            self._rich_table(rows, header, right)
+            return
+        rows = [list(map(str, row)) for row in ([header] if header else []) + list(rows)]
+        widths = [max(map(len, column)) for column in zip(*rows)]
+        for row in rows:
+            cells = [
+                cell.rjust(width) if i in right else cell.ljust(width)
+                for i, (cell, width) in enumerate(zip(row, widths))
+            ]
+            self.line("  ".join(cells).rstrip())
+
+    def _rich_table(self, rows, header, right):
+        from rich.box import SIMPLE_HEAD
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=SIMPLE_HEAD if header else None, show_header=bool(header))
+        for i, name in enumerate(header or [""] * len(rows[0] if rows else ())):
+            table.add_column(
+                name,
+                justify="right" if i in right else "left",
+                style="dim" if i == 0 and not header else "",
+                overflow="fold",
+            )
+        for row in rows:
+            table.add_row(*(Text(str(cell)) for cell in row))  # Text: no markup in file contents
+        Console(no_color=not self.colors(sys.stdout), highlight=False).print(table)
+
+
+def is_terminal(stream):
+    """Whether a stream is an open terminal."""
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:  # closed
+        return False
+
+
+def plain(value):
+    """Copy a nest of values with what JSON lacks replaced: NaN and infinities become text."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def human_bytes(n_bytes):
+    """Bytes for people: ``93.8 MiB``."""
+    size, unit = n_bytes, "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.1f} {unit}" if unit != "B" and size < 100 else f"{size:.0f} {unit}"
+
+
+def silence(stream):
+    """Send what Python still holds for a broken stream to nowhere, so that its exit is quiet."""
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+    except (OSError, ValueError, AttributeError):
+        pass
+
+
+def _write(stream, data):
+    try:
+        buffer = getattr(stream, "buffer", None)
+        if buffer is None:
+            stream.write(data.decode("utf-8", "replace"))
+        else:
+            stream.flush()
+            buffer.write(data)
+        stream.flush()
+    except BrokenPipeError:
+        raise StreamClosed from None
