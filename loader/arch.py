@@ -64,9 +64,13 @@ def is_draft(gguf: GGUFFile) -> bool:
     """Whether the metadata describes a DFlash draft: its architecture, or a list of taps."""
     name = architecture(gguf)
     # forks put the target's name in front: qwen35-dflash-draft
-    return name in DRAFT_ARCHITECTURES or name.endswith("-dflash-draft") or any(
-        f"{name}.{suffix}" in gguf.metadata
-        for suffix in ("target_layers", "target_layer_ids", "dflash.target_layer_ids")
+    return (
+        name in DRAFT_ARCHITECTURES
+        or name.endswith("-dflash-draft")
+        or any(
+            f"{name}.{suffix}" in gguf.metadata
+            for suffix in ("target_layers", "target_layer_ids", "dflash.target_layer_ids")
+        )
     )
 
 

@@ -37,7 +37,8 @@ def summarize(gguf: GGUFFile) -> dict:
     dict
         JSON-able. ``problem`` is None when the file can be run as a target, else the sentence that
         loading it would raise; ``model`` is then None and the raw ``hyperparameters`` still tell
-        what the file says of itself.
+        what the file says of itself. ``draft`` is None for a target, else what ``open_draft`` makes
+        of the file: its configuration and warnings, or the problem it has as a draft.
 
     Raises
     ------
@@ -67,8 +68,23 @@ def summarize(gguf: GGUFFile) -> dict:
             if key.startswith(arch + ".")
         },
         "model": _model(target) if target else None,
+        "draft": _draft(gguf.path) if role == "draft" else None,
         "tokenizer": _tokenizer(gguf),
     }
+
+
+def _draft(path: str) -> dict:
+    """Describe a draft, or say why it cannot be used."""
+    # here, not on top: inspecting a target must not load what only drafts need
+    from cudflash.loader.draft_bind import open_draft
+    from cudflash.loader.draft_config import describe_draft_config
+
+    try:
+        draft = open_draft(path)
+    except CudflashError as err:
+        return {"problem": str(err), "config": None, "warnings": []}
+    config = describe_draft_config(draft.config)
+    return {"problem": None, "config": config, "warnings": list(draft.warnings)}
 
 
 def file_digest(path: str | os.PathLike, progress: Callable[[int], None] | None = None) -> str:
@@ -107,8 +123,13 @@ def _type_table(gguf: GGUFFile) -> list[dict]:
     for info in gguf.tensors.values():
         row = table.setdefault(
             info.type_id,
-            {"type": info.type_name, "type_id": info.type_id, "tensors": 0, "values": 0,
-             "bytes": None if info.n_bytes is None else 0},
+            {
+                "type": info.type_name,
+                "type_id": info.type_id,
+                "tensors": 0,
+                "values": 0,
+                "bytes": None if info.n_bytes is None else 0,
+            },
         )
         row["tensors"] += 1
         row["values"] += info.n_elements
