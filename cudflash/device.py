@@ -52,6 +52,15 @@ def load_ops(device):
     return cpu
 
 
+def kernel_path(device):
+    """Name of the variant of the kernels in use; it never changes a bit."""
+    if device.kind != "cpu":
+        raise DeviceError(f"device {device.kind!r} has no op set in this version; use 'cpu'")
+    from cudflash.ops.cpu import jit
+
+    return jit.isa()
+
+
 def cpu_name():
     """Name of the processor, "CPU" where the system does not tell."""
     try:

@@ -10,13 +10,13 @@ import threading
 import numpy as np
 
 from cudflash import defaults
-from cudflash.device import choose_device, load_ops, physical_cores
+from cudflash.device import choose_device, kernel_path, load_ops, physical_cores
 from cudflash.errors import ContextLengthError, UnsupportedError, UsageError
 from cudflash.model.buffers import Allocator, Workspace
 from cudflash.model.cache import check_kv_type
 from cudflash.model.runner import ALL, NONE, Runner
 from cudflash.model.weights import load_target
-from cudflash.plan import plan_target
+from cudflash.plan import choose_context, plan_target
 from cudflash.prompts import check_ids
 from cudflash.result import RECEIPT_SCHEMA
 from cudflash.session import Session
@@ -101,15 +101,6 @@ def load(
     return Engine(ops, gguf, bound, chosen, n_ctx, kv_type, activations, progress)
 
 
-def choose_context(n_ctx, context_length):
-    """Return the context to use: as asked for, else the model's own up to the default."""
-    if n_ctx is None:
-        return min(context_length, defaults.N_CTX)
-    if not isinstance(n_ctx, int) or isinstance(n_ctx, bool) or n_ctx < 1:
-        raise UsageError(f"n_ctx is {n_ctx!r}, expected a whole number of at least 1")
-    return n_ctx
-
-
 class Engine:
     """A loaded model; made by ``load``.
 
@@ -144,8 +135,7 @@ class Engine:
             self.allocator, ops, target.config, self.model.matrices(),
             defaults.PREFILL_ROWS, defaults.LOGIT_ROWS, activations,
         )  # fmt: skip
-        # why reentrant: an event consumer may start another session's answer inside a step
-        self.lock = threading.RLock()
+        self.lock = threading.Lock()  # held for a pass and for reading what it left in scratch
         self.notes = _notes(target, n_ctx)
         self._tokenizer = None
         self._template = None
@@ -284,7 +274,7 @@ class Engine:
             },
             "draft": None,
             "device": vars(self.device),
-            "kernel_path": self.ops.kernel_path(),
+            "kernel_path": kernel_path(self.device),
             "threads": self.ops.threads(),
             "n_ctx": self.n_ctx,
             "kv_type": self.kv_type,

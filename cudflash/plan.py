@@ -15,6 +15,7 @@ from cudflash.model.weights import weight_refs, weight_vectors
 
 TABLE_CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
 _SAMPLE_ROWS = 8
+LAYOUT_OF_BLOCK = {1: "f32", 32: "q32", 256: "q256"}  # input of a product, by weight block
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,19 @@ class Plan:
         return values
 
 
+def choose_context(n_ctx, context_length):
+    """Return the context to use: as asked for, else the model's own up to the default."""
+    if n_ctx is None:
+        return min(context_length, defaults.N_CTX)
+    if not isinstance(n_ctx, int) or isinstance(n_ctx, bool) or n_ctx < 1:
+        raise UsageError(f"n_ctx is {n_ctx!r}, expected a whole number of at least 1")
+    return n_ctx
+
+
 def plan(
     target,
     *,
+    device="auto",
     n_ctx=None,
     kv_type=defaults.KV_TYPE,
     activations=None,
@@ -77,7 +88,7 @@ def plan(
     ----------
     target : str, path-like
         GGUF file.
-    n_ctx, kv_type, activations
+    device, n_ctx, kv_type, activations
         As in ``cudflash.load``.
     max_rows : int
         Rows of a prefill chunk.
@@ -88,14 +99,13 @@ def plan(
     -------
     Plan
     """
-    from cudflash.engine import choose_context
+    from cudflash.device import choose_device, load_ops
     from cudflash.loader.bind import bind_target
     from cudflash.loader.gguf import open_gguf
-    from cudflash.ops import cpu
 
     bound = bind_target(open_gguf(target))
     return plan_target(
-        cpu,
+        load_ops(choose_device(device)),
         bound,
         n_ctx=choose_context(n_ctx, bound.config.context_length),
         kv_type=kv_type,
@@ -127,7 +137,7 @@ def plan_target(
     embd = weights.token_embd
     embedding = ops.embedding_nbytes(embd.type, *embd.shape)
     fixed = {
-        "weights": sum(ops.packed_nbytes(ref.type, *ref.shape) for ref in refs),
+        "weights": sum(ops.packed_nbytes(ref.type.name, *ref.shape) for ref in refs),
         "embedding": embedding,
         "norms": sum(vector.nbytes for vector in weight_vectors(weights)),
         "scratch": _scratch(ops, config, refs, max_rows, activations),
@@ -177,7 +187,7 @@ def _rope(config, n_ctx):
 
 def _scratch(ops, config, refs, max_rows, activations):
     floats = sum(scratch_widths(config).values()) * max_rows * 4
-    layouts = {(ref.shape[1], ops.weight_layout(ref.type)) for ref in refs}
+    layouts = {(ref.shape[1], LAYOUT_OF_BLOCK[ref.type.block_size]) for ref in refs}
     # linear in the rows: measured on a few, so that planning does not allocate what it plans
     quantized = sum(
         ops.quantized_rows(_SAMPLE_ROWS, k, layout, activations).nbytes

@@ -85,12 +85,12 @@ def test_yarn_follows_llama_cpp_pair_by_pair():
 @pytest.mark.parametrize(
     "settings, expected",
     [
-        (dict(factor=4.0), 1 + 0.1 * math.log(4)),
-        (dict(factor=0.5), 1.0),
-        (dict(factor=4.0, log_multiplier=1.0), 1.0),
-        (dict(factor=4.0, log_multiplier=0.5), (1 + 0.1 * math.log(4)) / (1 + 0.05 * math.log(4))),
-        (dict(factor=4.0, attn=3.0), 1 + 0.1 * math.log(4)),  # llama.cpp recomputes it
-        (dict(factor=4.0, ext=0.0, attn=3.0), 3.0),
+        ({"factor": 4.0}, 1 + 0.1 * math.log(4)),
+        ({"factor": 0.5}, 1.0),
+        ({"factor": 4.0, "log_multiplier": 1.0}, 1.0),
+        ({"factor": 4.0, "log_multiplier": 0.5}, (1 + 0.1 * math.log(4)) / (1 + 0.05 * math.log(4))),
+        ({"factor": 4.0, "attn": 3.0}, 1 + 0.1 * math.log(4)),  # llama.cpp recomputes it
+        ({"factor": 4.0, "ext": 0.0, "attn": 3.0}, 3.0),
     ],
 )
 def test_yarn_magnitude(settings, expected):

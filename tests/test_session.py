@@ -9,7 +9,7 @@ import cudflash
 from cudflash.errors import ContextLengthError, UnsupportedError, UsageError
 from cudflash.events import PrefixReused, PromptProgress, TokenEvent
 from tests.helpers.engines import SMALL_ROWS, engine, greedy
-from tests.helpers.vectors import ARCHES, target_case
+from tests.helpers.vectors import ARCHES
 
 RINGS = ("gemma3", "muse-glimmer")
 
@@ -99,7 +99,7 @@ def test_ten_prompts_in_one_process_equal_fresh_sessions():
         for i in range(10):
             prompt = ids(arch, int(rng.integers(1, 200)), seed=100 + i)
             config = cudflash.SamplingConfig(temperature=1.0, repeat_penalty=1.1)
-            options = dict(max_tokens=int(rng.integers(0, 30)), sampling=config, seed=i)
+            options = {"max_tokens": int(rng.integers(0, 30)), "sampling": config, "seed": i}
             warm = session.generate(prompt, **options).result()
             cold = one.generate(prompt, **options)
             assert (warm.tokens, warm.text) == (cold.tokens, cold.text)
@@ -109,7 +109,7 @@ def test_interleaved_sessions_equal_the_same_run_alone():
     """Catches scratch, logits or generators shared between two answers in progress."""
     one = engine("muse-glimmer", rows=SMALL_ROWS)
     prompts = [ids("muse-glimmer", 40, seed=s) for s in (1, 2)]
-    options = [dict(max_tokens=30, seed=s) for s in (1, 2)]
+    options = [{"max_tokens": 30, "seed": s} for s in (1, 2)]
     alone = [one.generate(p, **o).tokens for p, o in zip(prompts, options)]
     running = [one.session().generate(p, **o) for p, o in zip(prompts, options)]
     for pair in zip(*running):
@@ -219,17 +219,17 @@ def test_max_tokens_is_exact(max_tokens):
 @pytest.mark.parametrize(
     "options, error, words",
     [
-        (dict(max_tokens=-1), UsageError, "max_tokens"),
-        (dict(max_tokens=1.5), UsageError, "max_tokens"),
-        (dict(max_tokens=1, stop=[""]), UsageError, "stop string"),
-        (dict(max_tokens=1, logprobs=-1), UsageError, "logprobs"),
-        (dict(max_tokens=1, sampling={"temperature": 0}), UsageError, "SamplingConfig"),
-        (dict(max_tokens=1, speculative="on"), UsageError, "needs a draft"),
-        (dict(max_tokens=1, speculative="maybe"), UsageError, "auto, on or off"),
-        (dict(max_tokens=1, verify_length=7), UsageError, "needs a draft"),
-        (dict(max_tokens=1, accept="sometimes"), UsageError, "match or ratio"),
-        (dict(max_tokens=1, drafter=object()), UnsupportedError, "drafter"),
-        (dict(max_tokens=1, seed=-7), UsageError, "seed"),
+        ({"max_tokens": -1}, UsageError, "max_tokens"),
+        ({"max_tokens": 1.5}, UsageError, "max_tokens"),
+        ({"max_tokens": 1, "stop": [""]}, UsageError, "stop string"),
+        ({"max_tokens": 1, "logprobs": -1}, UsageError, "logprobs"),
+        ({"max_tokens": 1, "sampling": {"temperature": 0}}, UsageError, "SamplingConfig"),
+        ({"max_tokens": 1, "speculative": "on"}, UsageError, "needs a draft"),
+        ({"max_tokens": 1, "speculative": "maybe"}, UsageError, "auto, on or off"),
+        ({"max_tokens": 1, "verify_length": 7}, UsageError, "needs a draft"),
+        ({"max_tokens": 1, "accept": "sometimes"}, UsageError, "match or ratio"),
+        ({"max_tokens": 1, "drafter": object()}, UnsupportedError, "drafter"),
+        ({"max_tokens": 1, "seed": -7}, UsageError, "seed"),
     ],
 )
 def test_impossible_options_are_refused(options, error, words):

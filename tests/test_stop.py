@@ -1,6 +1,7 @@
 """Stop tokens, stop strings and limits, against a definition that looks at one character at a time."""
 
 import codecs
+import itertools
 
 import pytest
 from hypothesis import given, settings
@@ -60,7 +61,7 @@ def scripts(draw):
     text = draw(st.text(ALPHABET, max_size=24)).encode()
     cuts = draw(st.lists(st.integers(0, len(text)), max_size=24).map(sorted))
     edges = [0, *cuts, len(text)]
-    pieces = [text[a:b] for a, b in zip(edges, edges[1:])]
+    pieces = [text[a:b] for a, b in itertools.pairwise(edges)]
     if draw(st.booleans()):
         pieces.insert(draw(st.integers(0, len(pieces))), None)  # end of generation
     stops = draw(st.lists(st.text(ALPHABET + "\ufffd", min_size=1, max_size=4), max_size=4))

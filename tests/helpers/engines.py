@@ -1,6 +1,6 @@
 """Engines on the tiny recorded targets, loaded once per setting."""
 
-from functools import lru_cache
+from functools import cache
 from unittest import mock
 
 import cudflash
@@ -10,7 +10,7 @@ from tests.helpers.vectors import target_case
 SMALL_ROWS = 8  # prefill rows small enough that the rings of the tiny targets wrap
 
 
-@lru_cache(maxsize=None)
+@cache
 def engine(arch, variant="kq", *, rows=defaults.PREFILL_ROWS, **settings):
     """Load a tiny target; ``rows`` is the largest prefill chunk."""
     settings.setdefault("n_ctx", 512)
