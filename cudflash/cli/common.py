@@ -38,7 +38,7 @@ _FOREIGN_OPTIONS = {
     ("--draft-max", "--draft-n", "--draft-min", "--spec-draft-n-max", "--spec-type", "-cd"): (
         "drafts are not part of this version; leave it out"
     ),
-    ("--grammar", "--grammar-file", "--json-schema", "-j"): "constrained output does not exist here",
+    ("--grammar", "--grammar-file", "--json-schema", "-j"): "there is no constrained output",
     ("--samplers", "--sampling-seq"): "the order of the samplers is fixed to llama.cpp's default",
     ("--lora", "--control-vector", "--mmproj"): "only plain text models are supported",
     ("-co", "--color"): "colour is used on terminals by itself; --no-color switches it off",
@@ -151,7 +151,7 @@ def _no_such_option(command, ctx, name):
     return f"there is no option {name}; see '{ctx.command_path} --help'"
 
 
-# -- options ----------------------------------------------------------------------------------------
+# -- options ---------------------------------------------------------------------------------------
 
 
 def output_of(ctx):
@@ -244,7 +244,7 @@ prompt_options = options(
         "prompt_file",
         type=click.Path(),
         metavar="FILE",
-        help="Read the prompt from a file, '-' for standard input; one newline at its end is dropped.",
+        help="Read the prompt from a file, '-' for standard input; one last newline is dropped.",
     ),
     click.option(
         "-e", "--escape", is_flag=True, help=r"Read \n, \t, \\ and \" in the prompt as escapes."
@@ -280,14 +280,14 @@ def read_prompt(prompt, prompt_file, words, escape=False):
         raise UsageError(f"the argument {stray[0]!r} was not expected; give a prompt with --prompt")
     sources = [prompt is not None, prompt_file is not None, bool(words)]
     if sum(sources) > 1:
-        raise UsageError("the prompt was given more than once; pass one of --prompt, --file and '-'")
+        raise UsageError("the prompt was given twice; pass one of --prompt, --file and '-'")
     if prompt is None:
         prompt = _file_text(prompt_file) if prompt_file not in (None, "-") else _stdin_text(sources)
     return unescape(prompt) if escape else prompt
 
 
 def unescape(text):
-    r"""Replace ``\n``, ``\t``, ``\r``, ``\0``, ``\\``, ``\"`` and ``\'``; other backslashes stay."""
+    r"""Replace ``\n``, ``\t``, ``\r``, ``\0``, ``\\`` and quotes; other backslashes stay."""
     meaning = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\", '"': '"', "'": "'"}
     out, rest = [], iter(text)
     for char in rest:

@@ -141,7 +141,9 @@ class Conversation:
             part.write_bytes(text.encode("utf-8", "surrogatepass"))
             os.replace(part, path)
         except OSError as err:
-            raise UsageError(f"{path}: cannot be written ({err.strerror}); choose another") from None
+            raise UsageError(
+                f"{path}: cannot be written ({err.strerror}); choose another path"
+            ) from None
         self._output.note(f"{len(self.messages)} messages saved to {path}")
 
     def _load(self, argument):

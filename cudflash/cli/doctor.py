@@ -119,7 +119,7 @@ def show(output, found):
         ("kernel cache", cpu["cache_dir"] or "none is writable"),
         ("GPU", gpu["state"]),
     ]
-    rows += [(name, found_version or "missing") for name, found_version in found["versions"].items()]
+    rows += [(name, number or "missing") for name, number in found["versions"].items()]
     output.table([(name, str(value)) for name, value in rows])
     for problem in found["problems"]:
         output.error(problem)

@@ -62,7 +62,8 @@ def show(output, found):
 def _rows_of(name, value):
     if name == "metadata":
         return list(value.items())
-    return [(t["name"], t["type"], " x ".join(map(str, t["shape"])), _size(t["bytes"])) for t in value]
+    shapes = (" x ".join(map(str, tensor["shape"])) for tensor in value)
+    return [(t["name"], t["type"], shape, _size(t["bytes"])) for t, shape in zip(value, shapes)]
 
 
 def _facts(found):

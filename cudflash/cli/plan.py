@@ -144,9 +144,9 @@ def show(output, found):
     if found["mapped"]:
         output.line(f"and {human_bytes(found['mapped'])} of the embedding, read from the file")
     output.line()
+    sizes = [(human_bytes(r["kv_bytes"]), human_bytes(r["total_bytes"])) for r in found["contexts"]]
     table = [
-        (row["n_ctx"], human_bytes(row["kv_bytes"]), human_bytes(row["total_bytes"]), _fit(found, row))
-        for row in found["contexts"]
+        (row["n_ctx"], *size, _fit(found, row)) for row, size in zip(found["contexts"], sizes)
     ]
     header = ("context", "KV cache", "total", "fits" if "memory" in found else "")
     output.table(table, header=header, right=(0, 1, 2))

@@ -101,7 +101,7 @@ def take_template(params):
     except ValueError as err:
         raise UsageError(f"--chat-template-kwargs is not JSON ({err})") from None
     if not isinstance(given, dict):
-        raise UsageError("--chat-template-kwargs is no JSON object, expected {\"name\": value, ...}")
+        raise UsageError('--chat-template-kwargs is no JSON object, expected {"name": value, ...}')
     for name in _TEMPLATE_OWN:
         if name in given:
             raise UsageError(f"--chat-template-kwargs sets {name!r}, which is set by the program")

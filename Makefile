@@ -1,0 +1,46 @@
+# Every target is a few commands; the first one lists them.
+# make VENV=/elsewhere TARGET keeps the environment out of the checkout.
+
+PYTHON ?= python3
+VENV ?= .venv
+MODELS ?= models
+BIN := $(VENV)/bin
+SMALL := $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf
+
+.PHONY: help run install test check bench-cpu models clean
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+
+run: install  ## set up, fetch a small model, answer one question
+	$(BIN)/python scripts/fetch_models.py --dir $(MODELS) smollm2
+	$(BIN)/cudflash generate -m $(SMALL) --chat -p "What is the capital of France?" -n 48 --temp 0
+
+install: $(VENV)/installed  ## set up cudflash, editable, in .venv
+
+test: $(VENV)/installed-test  ## set up with what the tests need, run them
+	$(BIN)/python -m pytest
+
+check: $(VENV)/installed-test  ## lint
+	$(BIN)/ruff check .
+
+bench-cpu: install models  ## measure the CPU backend on the small models
+	$(BIN)/python scripts/bench_cpu.py
+
+models: install  ## fetch the two small models (340 MB)
+	$(BIN)/python scripts/fetch_models.py --dir $(MODELS)
+
+clean:  ## remove environment, builds and caches; models stay
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e .
+	touch $@
+
+$(VENV)/installed-test: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e '.[test]'
+	touch $@ $(VENV)/installed
