@@ -12,7 +12,7 @@ from cudflash.generation import Generation, Request
 from cudflash.model.runner import Runner
 from cudflash.prompts import prompt_ids
 from cudflash.rounds import PlainRounds
-from cudflash.stop import stop_rules
+from cudflash.stop import StopRules, stop_rules
 
 
 class Session:
@@ -96,6 +96,7 @@ class Session:
         ids = prompt_ids(prompt, engine.tokenizer, engine.chat_template, vocab_size)
         max_tokens = check_length(len(ids), max_tokens, engine.n_ctx)
         rules = stop_rules(stop, engine.tokenizer.eog_ids, vocab_size)
+        rules = with_control_tokens(rules, engine.tokenizer)
         chain = self._chain(sampling, seed, ids)
         chooser = Chooser(engine.ops, engine.work, chain, logprobs)
         receipt = {
@@ -142,6 +143,15 @@ class Session:
         )
         chain.accept_prompt(ids)
         return chain
+
+
+def with_control_tokens(rules, tokenizer):
+    """Let a stop string that spells a control token stop at the token, which has no text."""
+    ids = set(rules.ids)
+    for string in rules.strings:
+        if tokenizer.control_texts_in(string)[:1] == [string]:
+            ids.update(tokenizer.encode(string, add_special=False, parse_special=True))
+    return StopRules(rules.strings, frozenset(ids))
 
 
 def check_length(n_prompt, max_tokens, n_ctx):

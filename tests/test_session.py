@@ -1,15 +1,19 @@
 """Sessions on real tiny targets: reuse, several at once, long answers on wrapped rings."""
 
+import json
+import math
+import subprocess
+import sys
 import threading
 
 import numpy as np
 import pytest
 
 import cudflash
-from cudflash.errors import ContextLengthError, UnsupportedError, UsageError
+from cudflash.errors import ContextLengthError, NumericsError, UnsupportedError, UsageError
 from cudflash.events import PrefixReused, PromptProgress, TokenEvent
 from tests.helpers.engines import SMALL_ROWS, engine, greedy
-from tests.helpers.vectors import ARCHES
+from tests.helpers.vectors import ARCHES, target_case
 
 RINGS = ("gemma3", "muse-glimmer")
 
@@ -103,6 +107,63 @@ def test_ten_prompts_in_one_process_equal_fresh_sessions():
             warm = session.generate(prompt, **options).result()
             cold = one.generate(prompt, **options)
             assert (warm.tokens, warm.text) == (cold.tokens, cold.text)
+
+
+def test_late_answer_equals_that_of_a_fresh_process():
+    """Catches anything that depends on what the process did before, or on hashing and addresses."""
+    one = engine("muse-glimmer", rows=SMALL_ROWS)
+    session = one.session()
+    rng = np.random.default_rng(2)
+    for i in range(10):
+        prompt = ids("muse-glimmer", int(rng.integers(1, 150)), seed=i)
+        last = session.generate(prompt, max_tokens=12, seed=i).result()
+    code = (
+        "import sys, json, cudflash; path, prompt, seed = json.loads(sys.argv[1]); "
+        "e = cudflash.load(path, device='cpu', n_ctx=512); "
+        "print(list(e.generate(prompt, max_tokens=12, seed=seed).tokens))"
+    )
+    argument = json.dumps([one.gguf.path, prompt, 9])
+    done = subprocess.run(
+        [sys.executable, "-c", code, argument], capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == list(last.tokens)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_non_finite_logits_are_an_error_before_any_decision(temperature):
+    """Catches NaN turned into token 0, and caches left with an open block."""
+    case = target_case("llama", "kq")
+    one = cudflash.load(case.path, device="cpu", n_ctx=64)
+    session = one.session()
+    sampling = cudflash.SamplingConfig(temperature=temperature)
+    running = session.generate([1, 2, 3], max_tokens=9, sampling=sampling, seed=1)
+    while not isinstance(next(running), TokenEvent):
+        pass
+    norm = one.ops.download(one.model.output_norm)
+    one.ops.copy_in(one.model.output_norm, np.full_like(norm, np.nan))
+    with pytest.raises(NumericsError, match="position 3"):
+        list(running)
+    with pytest.raises(NumericsError):
+        running.result()
+    one.ops.copy_in(one.model.output_norm, norm)
+    assert session.tokens == (1, 2, 3)
+    after = session.generate([1, 2, 3], max_tokens=9, sampling=sampling, seed=1).result()
+    assert after.tokens == engine("llama").generate(
+        [1, 2, 3], max_tokens=9, sampling=sampling, seed=1
+    ).tokens
+
+
+def test_stop_string_that_spells_a_control_token_stops_there():
+    """Catches a stop string that can never match because control tokens have no text."""
+    one = engine("llama")
+    kinds = one.tokenizer.vocabulary
+    control = next(t for t in kinds.special_ids() if one.tokenizer.decode_piece(t) == b"")
+    text = one.tokenizer.token_text(control)
+    banned = dict.fromkeys(range(one.config.vocab_size), -math.inf)
+    banned.pop(control)
+    only = cudflash.SamplingConfig(temperature=0, logit_bias=banned)
+    result = one.generate([1, 2], max_tokens=5, sampling=only, stop=[text])
+    assert (result.tokens, result.text, result.stopped_by) == ((control,), "", control)
 
 
 def test_interleaved_sessions_equal_the_same_run_alone():
@@ -270,8 +331,6 @@ def test_text_of_events_and_result_agree_with_the_tokenizer():
 
 def test_result_is_plain_data():
     """Catches a result that cannot be written as JSON, or a receipt without its schema."""
-    import json
-
     result = greedy(engine("llama"), [1, 2, 3], 4, logprobs=1)
     values = json.loads(json.dumps(result.to_dict()))
     assert set(values) >= {
