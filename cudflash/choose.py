@@ -37,19 +37,21 @@ class Chooser:
     def __init__(self, ops, work, chain, n_logprobs):
         self._ops, self._work, self._n_logprobs = ops, work, n_logprobs
         self.chain = chain
+        self._outcome = None
         config = chain.config
         edited = bool(config.logit_bias) or config.uses_penalties or config.uses_dry
         self.on_device = config.greedy and not edited
 
-    def check_finite(self, position):
-        """Raise unless every logit of the last pass is finite.
+    def read(self, position, n_rows=1):
+        """Fetch the outcome of the pass that has just run; comes before ``choose``.
 
         Raises
         ------
         NumericsError
-            Names ``position``, the first one the pass evaluated.
+            If any of its logits is not finite; names ``position``, the first one it evaluated.
         """
-        if not int(self._ops.download(self._work.finite)[0]):
+        self._outcome = self._ops.download(self._work.outcome[: 1 + n_rows])
+        if not self._outcome[0]:
             raise NumericsError(
                 f"the logits after position {position} are not all finite, expected finite numbers; "
                 "the weights or the numerics are damaged, run 'cudflash doctor'"
@@ -65,10 +67,7 @@ class Chooser:
         logits = None
         if not self.on_device or self._n_logprobs:
             logits = self._ops.download(self._work.logits[row])
-        if self.on_device:
-            token = int(self._ops.download(self._work.next_ids[row : row + 1])[0])
-        else:
-            token = self.chain.sample(logits)
+        token = int(self._outcome[1 + row]) if self.on_device else self.chain.sample(logits)
         self.chain.accept(token)
         return Choice(token, self._logprob(logits, token))
 

@@ -30,14 +30,14 @@ class PlainRounds:
 
     def choose_first(self):
         """Choose from the logits that the prompt's last row has left."""
-        self._chooser.check_finite(self._runner.cache.length - 1)
+        self._chooser.read(self._runner.cache.length - 1)
         self._newest = self._chooser.choose()
         return [self._newest]
 
     def next(self, room):
         """Evaluate the newest token, choose one; ``room`` is at least 1."""
         self._runner.step((self._newest.token,))
-        self._chooser.check_finite(self._runner.cache.length)
+        self._chooser.read(self._runner.cache.length)
         self._chosen = self._chooser.choose()
         return [self._chosen]
 

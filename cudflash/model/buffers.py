@@ -81,8 +81,10 @@ class Workspace:
             for k, layout in input_layouts(matrices)
         }
         self.logits = allocator.empty("logits", (logit_rows, config.vocab_size), np.float32)
-        self.next_ids = allocator.empty("io", (logit_rows,), np.int32)
-        self.finite = allocator.empty("io", (1,), np.int32)
+        # one buffer, so that one small copy to the host brings all that plain greedy decoding needs
+        self.outcome = allocator.empty("io", (1 + logit_rows,), np.int32)
+        self.finite = self.outcome[:1]
+        self.next_ids = self.outcome[1:]
 
     def view(self, name, n_rows, width):
         """Return the (n_rows, width) start of a scratch buffer."""
