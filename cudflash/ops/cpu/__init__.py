@@ -4,8 +4,22 @@ Every function writes into caller-owned buffers. Names, argument order and bits 
 ``cudflash.ops.cuda``.
 """
 
+from cudflash.ops.cpu.attend import CHUNK, attention, kv_cache, kv_write
+from cudflash.ops.cpu.elementwise import (
+    add,
+    add_bias,
+    copy,
+    geglu,
+    scale,
+    sigmoid_gate,
+    softcap,
+    swiglu,
+)
+from cudflash.ops.cpu.embed import embed_rows, embedding_nbytes, embedding_table
 from cudflash.ops.cpu.formats import packed_nbytes
+from cudflash.ops.cpu.norm import rms_norm
 from cudflash.ops.cpu.packed import matmul, pack, quantize_rows, quantized_rows
+from cudflash.ops.cpu.rotary import rope
 from cudflash.ops.cpu.runtime import (
     capture,
     copy_in,
@@ -16,8 +30,12 @@ from cudflash.ops.cpu.runtime import (
     upload,
     zeros,
 )
+from cudflash.ops.cpu.select import argmax, check_finite, top_k
 
 __all__ = [
-    "capture", "copy_in", "download", "empty", "matmul", "pack", "packed_nbytes",
-    "quantize_rows", "quantized_rows", "set_threads", "threads", "upload", "zeros",
+    "CHUNK", "add", "add_bias", "argmax", "attention", "capture", "check_finite", "copy", "copy_in",
+    "download", "embed_rows", "embedding_nbytes", "embedding_table", "empty", "geglu", "kv_cache",
+    "kv_write", "matmul", "pack", "packed_nbytes", "quantize_rows", "quantized_rows", "rms_norm",
+    "rope", "scale", "set_threads", "sigmoid_gate", "softcap", "swiglu", "threads", "top_k",
+    "upload", "zeros",
 ]
