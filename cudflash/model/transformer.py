@@ -68,7 +68,7 @@ class Pass:
             self.feed_forward(config.layers[index], layer, rows)
             for slot, tapped in enumerate(taps):
                 if tapped == index:
-                    self.ops.scale(taps_out[:, slot], self.x, 1.0)
+                    self.ops.copy(taps_out[:, slot], self.x)
 
     def embed(self):
         """x = embedding rows, scaled or normed where the architecture says so."""
