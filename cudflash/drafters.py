@@ -1,0 +1,38 @@
+"""Drafters: the protocol, and the scripted ones that tests and ``verify`` use.
+
+See ``cudflash.spec.drafters`` for the order of calls, and derive from ``TokenDrafter`` to write one.
+"""
+
+from cudflash.spec.drafters import (
+    AlwaysWrong,
+    Cycle,
+    DraftContext,
+    Drafter,
+    KeepK,
+    NoDrafter,
+    Oracle,
+    Random,
+    TokenDrafter,
+)
+from cudflash.spec.proposals import (
+    POINT_MASS,
+    DraftSampler,
+    Proposal,
+    ProposalDistribution,
+)
+
+__all__ = [
+    "POINT_MASS",
+    "AlwaysWrong",
+    "Cycle",
+    "DraftContext",
+    "DraftSampler",
+    "Drafter",
+    "KeepK",
+    "NoDrafter",
+    "Oracle",
+    "Proposal",
+    "ProposalDistribution",
+    "Random",
+    "TokenDrafter",
+]

@@ -1,0 +1,4 @@
+"""Speculation: drafters, acceptance rules, rounds, gate, statistics, diagnosis.
+
+NumPy only: no models, no devices, no terminal.
+"""

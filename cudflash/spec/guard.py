@@ -1,0 +1,116 @@
+"""A drafter behind a guard: what goes wrong in it costs speed, never the answer.
+
+Owns the isolation of drafter faults. Must not know targets. Invariant: no ``Exception`` of a drafter
+leaves a guard; after the first one the drafter is not asked again in this answer. Interruptions
+(``KeyboardInterrupt``, ``GeneratorExit``) are no faults and go through.
+"""
+
+from dataclasses import dataclass
+
+from cudflash.spec.diagnosis import context_hole
+from cudflash.spec.drafters import check_drafter
+from cudflash.spec.proposals import check_proposal
+
+
+@dataclass(frozen=True)
+class DrafterFault:
+    """Why a drafter is no longer asked."""
+
+    step: str  # "propose", "observe", "commit", "rollback", "rewind" or "context"
+    n_past: int  # committed rows at that time
+    kind: str  # name of the exception's class
+    reason: str  # one sentence
+
+
+class GuardedDrafter:
+    """Calls a drafter, checks what it returns, and remembers its first fault.
+
+    Parameters
+    ----------
+    drafter : Drafter
+    vocab_size : int
+
+    Attributes
+    ----------
+    fault : DrafterFault or None
+    name, taps, block_size
+        The drafter's.
+    """
+
+    def __init__(self, drafter, vocab_size):
+        self.drafter = check_drafter(drafter)
+        self.name, self.taps = str(drafter.name), tuple(drafter.taps)
+        self.block_size = drafter.block_size
+        self._vocab_size = vocab_size
+        self._n_past = 0
+        self.fault = None
+
+    @property
+    def drafter_max(self):
+        """Tokens that it can propose at once, None for any number."""
+        return None if self.block_size is None else self.block_size - 1
+
+    def propose(self, anchor, n, context):
+        """Return a checked Proposal, or None after a fault."""
+        self._n_past = context.n_past
+        if self.fault is None:
+            self._check_length(context.n_past)
+        return self._call(
+            "propose",
+            lambda: check_proposal(
+                self.drafter.propose(anchor, n, context), n, self._vocab_size
+            ),
+        )
+
+    def observe(self, tokens, taps=None):
+        """Hand over evaluated rows."""
+        self._call("observe", lambda: self.drafter.observe(tokens, taps))
+
+    def commit(self, n):
+        """Keep the first ``n`` observed rows."""
+        self._call("commit", lambda: self.drafter.commit(n))
+
+    def rollback(self):
+        """Drop what is tentative."""
+        self._call("rollback", self.drafter.rollback)
+
+    def rewind(self, length):
+        """Go back to at most ``length`` rows for a new answer and forget an earlier fault.
+
+        After a fault the drafter's rows cannot be trusted: it starts from none.
+
+        Returns
+        -------
+        int
+            Rows kept: the target must be evaluated again from there.
+        """
+        wanted = 0 if self.fault is not None else length
+        self.fault = None
+        kept = self._call("rewind", lambda: self.drafter.rewind(wanted))
+        if self.fault is None and not 0 <= kept <= wanted:
+            self._set_fault("rewind", "ValueError", f"it kept {kept!r} rows of {wanted}")
+        return 0 if self.fault is not None else int(kept)
+
+    def _check_length(self, n_past):
+        """Fault on a hole between the drafter's context and the committed rows."""
+        finding = self._call("context", lambda: context_hole(self.drafter.length, n_past))
+        if finding is not None:
+            self._set_fault("context", finding.name, finding.sentence)
+
+    def _call(self, step, action):
+        if self.fault is not None:
+            return None
+        try:
+            return action()
+        except Exception as err:  # noqa: BLE001 - any fault of a drafter, that is the point
+            self._set_fault(step, type(err).__name__, str(err) or type(err).__name__)
+            return None
+
+    def _set_fault(self, step, kind, reason):
+        self.fault = DrafterFault(
+            step, self._n_past, kind, f"the drafter '{self.name}' failed in {step}: {reason}"
+        )
+        try:
+            self.drafter.rollback()
+        except Exception:  # noqa: BLE001
+            pass  # it is not asked again; its state no longer matters

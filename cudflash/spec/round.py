@@ -1,0 +1,337 @@
+"""The round: plan a block, let the target evaluate it, decide, settle.
+
+Owns the carried frontier of one answer: the anchor (newest token, chosen but not evaluated) and how
+many rows before it are committed. Must not know models, devices, text or events. Invariant: between
+rounds exactly the rows before the anchor are committed, in the target and in the drafter alike.
+
+One round, by the caller::
+
+    transaction.begin()
+    block = state.plan_block(room, tokens)   # asks the drafter
+    ...evaluate block.tokens on the target, one row of logits each, taps captured...
+    state.observe(taps)                      # also without drafts: no holes in the draft's context
+    decision = state.decide(rows)            # tokens to emit
+    ...emit; the answer may end after the first ``kept`` of them...
+    transaction.commit(kept)                 # the anchor's row and those of all kept but the last
+    state.settle(kept)
+
+On any exception or cancellation instead: ``transaction.rollback()`` and ``state.abandon()``; the
+anchor is then as before the round, which may be tried again. When the target's rows are not finite
+and the block has drafts, the caller rolls back, begins again and evaluates ``state.plain_block()``:
+an error is one only if plain decoding has it too.
+"""
+
+import time
+from dataclasses import dataclass
+
+from cudflash.errors import UsageError
+from cudflash.spec.acceptance import RATIO, STOPPED, decide, rule_in_effect
+from cudflash.spec.drafters import DraftContext
+from cudflash.spec.gate import MODES
+from cudflash.spec.proposals import NOTHING, DraftSampler, Proposal
+from cudflash.spec.stats import RoundRecord, SpecStats
+from cudflash.spec.verify_length import (
+    check_verify_length,
+    cut_after_stop,
+    default_verify_length,
+    draft_budget,
+)
+
+_IDLE, _PLANNED, _DECIDED = "idle", "planned", "decided"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What bounds the rounds of an answer.
+
+    Attributes
+    ----------
+    verify_length : int
+        3, 7 or 15.
+    n_ctx : int
+        Rows that the context holds.
+    vocab_size : int
+    stop_ids : frozenset of int
+    """
+
+    verify_length: int
+    n_ctx: int
+    vocab_size: int
+    stop_ids: frozenset = frozenset()
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows for the target to evaluate."""
+
+    tokens: tuple[int, ...]  # the anchor, then the drafts
+    proposal: Proposal  # the drafts
+    skipped: str  # why there are none, see RoundRecord; "" when there are
+
+    @property
+    def n_drafts(self):
+        """Number of drafts: rows less one."""
+        return len(self.tokens) - 1
+
+
+class RoundState:
+    """The rounds of one answer.
+
+    Parameters
+    ----------
+    anchor : int
+        The token chosen from the prompt's last row.
+    n_past : int
+        Committed rows: the prompt's.
+    limits : Limits
+    accept : {"match", "ratio"}
+    chain : SamplerChain
+        Has accepted the prompt and the anchor.
+    drafter : GuardedDrafter
+        Has observed and committed the prompt.
+    gate : AcceptanceGate
+    stats : SpecStats, optional
+    clock : callable, optional
+        Seconds.
+
+    Attributes
+    ----------
+    anchor, n_past : int
+    rule : {"match", "ratio"}
+        The rule in effect: ``match`` wherever nothing is drawn.
+    stats : SpecStats
+    gate : AcceptanceGate
+
+    Raises
+    ------
+    UsageError
+        For an illegal verify length or acceptance rule, before any work.
+    """
+
+    def __init__(
+        self, anchor, n_past, *, limits, accept, chain, drafter, gate, stats=None,
+        clock=time.perf_counter,
+    ):  # fmt: skip
+        check_verify_length(limits.verify_length, drafter.block_size)
+        self.rule = rule_in_effect(accept, chain)
+        self.anchor, self.n_past = int(anchor), n_past
+        self.gate = gate
+        self.stats = SpecStats() if stats is None else stats
+        self._n_prompt = n_past
+        self._limits, self._chain, self._drafter, self._clock = limits, chain, drafter, clock
+        ratio = self.rule == RATIO
+        self._sampler = DraftSampler(chain.config, limits.vocab_size) if ratio else None
+        self._phase = _IDLE
+        self._block = self._decision = None
+        self._room = 0
+        self._gate_state = gate.state
+        self._draft_s = self._verify_s = self._decide_s = 0.0
+        self._mark = 0.0
+        self._events_seen = 0
+
+    @property
+    def committed(self):
+        """Tokens of the answer whose rows are committed."""
+        return self.n_past - self._n_prompt
+
+    @property
+    def fault(self):
+        """The drafter's fault, if it had one."""
+        return self._drafter.fault
+
+    # -- one round ----------------------------------------------------------------------------
+
+    def plan_block(self, room, tokens):
+        """Return the next Block, asking the drafter if the gate and the budget let it.
+
+        Parameters
+        ----------
+        room : int
+            Tokens that the answer may still get, at least 1.
+        tokens : sequence of int
+            The committed ids, ``n_past`` of them.
+        """
+        self._expect(_IDLE)
+        context_left = self._limits.n_ctx - self.n_past
+        if room < 1 or context_left < 1:
+            raise ValueError(f"a round has room for {room} tokens and {context_left} rows")
+        if len(tokens) != self.n_past:
+            raise ValueError(f"{len(tokens)} ids for {self.n_past} committed rows")
+        self._note_fault()
+        self._room = room
+        self._draft_s = self._verify_s = self._decide_s = 0.0
+        open_ = self.gate.allows(self.stats.rounds, self.committed)
+        self._gate_state = self.gate.state
+        n = draft_budget(
+            self._limits.verify_length, room, context_left, self._drafter.drafter_max
+        )
+        if self.fault is not None:
+            return self._planned(NOTHING, "fault")
+        if not open_:
+            return self._planned(NOTHING, "off" if self.gate.state == "off" else "gate")
+        if n == 0:
+            return self._planned(NOTHING, "budget")
+        proposal = self._propose(n, tokens)
+        if proposal is None:
+            return self._planned(NOTHING, "fault")
+        return self._planned(proposal, "" if len(proposal) else "empty")
+
+    def plain_block(self):
+        """Return a Block of the anchor alone, after the planned one has been rolled back."""
+        self._expect(_PLANNED)
+        self._draft_s += self._clock() - self._mark  # the dropped pass is a cost of drafting
+        return self._planned(NOTHING, "retry")
+
+    def observe(self, taps=None):
+        """Hand the evaluated rows of the block to the drafter.
+
+        Parameters
+        ----------
+        taps : buffer of shape (rows of the block, n_taps, hidden_dim), or None
+        """
+        self._expect(_PLANNED)
+        started = self._clock()
+        self._verify_s = started - self._mark
+        self._drafter.observe(self._block.tokens, taps)
+        self._mark = self._clock()
+        # Projecting taps is the drafter's work, whether or not it has proposed.
+        self._draft_s += self._mark - started
+        self._note_fault()
+
+    def decide(self, rows):
+        """Return the Decision about the block.
+
+        Parameters
+        ----------
+        rows : LogitRows or alike
+            Row i follows ``block.tokens[i]``. They must be finite (``Chooser.check_finite``).
+        """
+        self._expect(_PLANNED)
+        started = self._clock()
+        self._verify_s += started - self._mark
+        self._decision = decide(
+            self.rule, self._block.proposal, rows, self._chain.rng, self._limits.stop_ids
+        )
+        self._decide_s = self._clock() - started
+        self._phase = _DECIDED
+        return self._decision
+
+    def settle(self, kept):
+        """Move the frontier: the first ``kept`` decided tokens became part of the answer.
+
+        Call it after the transaction's commit of ``kept`` rows.
+
+        Returns
+        -------
+        RoundRecord
+        """
+        self._expect(_DECIDED)
+        decision, block = self._decision, self._block
+        if not 1 <= kept <= len(decision.tokens):
+            raise ValueError(f"{kept} tokens kept of {len(decision.tokens)} decided ones")
+        record = RoundRecord(
+            index=self.stats.rounds,
+            n_past=self.n_past,
+            anchor=self.anchor,
+            drafted=block.proposal.tokens,
+            accepted=decision.accepted,
+            tested=decision.tested,
+            decided=decision.tokens,
+            emitted=kept,
+            end=decision.end,
+            gate=self._gate_state,
+            skipped=block.skipped,
+            trials=decision.trials,
+            draft_ms=1e3 * self._draft_s,
+            verify_ms=1e3 * self._verify_s,
+            decide_ms=1e3 * self._decide_s,
+        )
+        self.n_past += kept
+        self.anchor = decision.tokens[kept - 1]
+        self.stats.record(record)
+        self._phase = _IDLE
+        self._note_fault()
+        # What a stop or the limit has cut says nothing about the drafter.
+        ended = kept < len(decision.tokens) or decision.end == STOPPED or kept == self._room
+        if not ended:
+            self.gate.record(record.index, block.n_drafts, decision.accepted, self.committed)
+        return record
+
+    def abandon(self):
+        """Forget the round in progress; the frontier stays where it was. Idempotent."""
+        self._phase = _IDLE
+        self._block = self._decision = None
+        self._note_fault()
+
+    # -- views --------------------------------------------------------------------------------
+
+    def drain_events(self):
+        """Gate events since the last call: closed, reopened, disabled, each with its reason."""
+        new = self.gate.events[self._events_seen :]
+        self._events_seen += len(new)
+        return tuple(new)
+
+    def trace(self):
+        """One dict per finished round, for receipts."""
+        return [record.to_dict() for record in self.stats.records]
+
+    # -- parts --------------------------------------------------------------------------------
+
+    def _propose(self, n, tokens):
+        """A checked proposal, cut after the first stop token; None after a fault."""
+        ratio = self.rule == RATIO
+        rng = self._chain.rng if ratio else None
+        context = DraftContext(
+            tokens, self.n_past, self._n_prompt, self._limits.vocab_size, self._sampler, rng
+        )
+        before = rng.state() if ratio else None
+        started = self._clock()
+        proposal = self._drafter.propose(self.anchor, n, context)
+        self._draft_s = self._clock() - started
+        if proposal is None:
+            if ratio:  # draws for a proposal that is not used must not move the answer's stream
+                rng.set_state(before)
+            self._note_fault()
+            return None
+        return proposal.first(cut_after_stop(proposal.tokens, self._limits.stop_ids))
+
+    def _planned(self, proposal, skipped):
+        self._block = Block((self.anchor, *proposal.tokens), proposal, skipped)
+        self._phase = _PLANNED
+        self._mark = self._clock()
+        return self._block
+
+    def _note_fault(self):
+        fault = self._drafter.fault
+        if fault is not None:
+            self.gate.disable(self.stats.rounds, self.committed, fault.reason)
+
+    def _expect(self, phase):
+        if self._phase != phase:
+            raise RuntimeError(f"the round is {self._phase}, expected {phase}")
+
+
+def check_speculative(mode, verify_length, drafter):
+    """Return the verify length to use, for a request.
+
+    Parameters
+    ----------
+    mode : {"auto", "on", "off"}
+    verify_length : int or None
+    drafter : Drafter or GuardedDrafter or None
+
+    Raises
+    ------
+    UsageError
+        If something was asked for that needs a drafter, and there is none; for an illegal length.
+    """
+    if mode not in MODES:
+        raise UsageError(f"speculative is {mode!r}, expected auto, on or off")
+    if drafter is None:
+        if mode == "on" or verify_length is not None:
+            wanted = "speculative='on'" if mode == "on" else f"verify_length={verify_length}"
+            raise UsageError(f"{wanted} needs a draft, but none is loaded; pass draft= to load()")
+        return None
+    if verify_length is None:
+        return default_verify_length(drafter.block_size)
+    return check_verify_length(verify_length, drafter.block_size)

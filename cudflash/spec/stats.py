@@ -1,0 +1,300 @@
+"""What the rounds of an answer did: one record per round, counters, times.
+
+Owns the counters and their identities. Must not know how rounds are made. Invariant: every counter
+is a sum over the records, so a trace can be checked by hand.
+
+Identities, true after every round (``identities`` checks them):
+
+1. rounds = plain + bonus + corrected + stopped
+2. emitted + cut = accepted + plain + bonus + corrected
+3. tested = accepted + corrected <= drafted
+4. drafted, tested, accepted = sums of their counts per position, and at each position
+   accepted <= tested <= proposed, tested of the next one <= accepted
+5. accepted_emitted <= accepted, and accepted_emitted <= emitted <= accepted_emitted + rounds
+
+``emitted`` counts what became part of the answer; the answer has one token more, the one that the
+prompt pass has chosen. ``cut`` counts tokens that were decided but came after the end of the answer.
+"""
+
+from dataclasses import dataclass
+from statistics import median
+
+from cudflash.errors import CudflashError, UsageError
+from cudflash.spec.acceptance import BONUS, CORRECTED, PLAIN, STOPPED, Trial
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One round, finished.
+
+    Attributes
+    ----------
+    index : int
+        0 for the first.
+    n_past : int
+        Committed rows before it: the anchor's position.
+    anchor : int
+    drafted : tuple of int
+        Proposals that were evaluated.
+    accepted, tested : int
+    decided : tuple of int
+        Tokens decided; the first ``emitted`` became part of the answer.
+    emitted : int
+    end : {"plain", "bonus", "corrected", "stopped"}
+    gate : str
+        State of the gate when the round was planned.
+    skipped : str
+        Why nothing was drafted: "gate", "off", "budget", "fault", "empty" (the drafter proposed
+        nothing), "retry" (the block with drafts was dropped); "" when something was.
+    trials : tuple of Trial
+        Under ``ratio``.
+    draft_ms, verify_ms, decide_ms : float
+        Wall time of the drafter, of the target pass and of the decision.
+    """
+
+    index: int
+    n_past: int
+    anchor: int
+    drafted: tuple[int, ...]
+    accepted: int
+    tested: int
+    decided: tuple[int, ...]
+    emitted: int
+    end: str
+    gate: str
+    skipped: str
+    trials: tuple[Trial, ...]
+    draft_ms: float
+    verify_ms: float
+    decide_ms: float
+
+    def to_dict(self):
+        """The record without its times: the same answer made again gives the same value."""
+        record = {
+            "round": self.index,
+            "n_past": self.n_past,
+            "anchor": self.anchor,
+            "drafted": list(self.drafted),
+            "accepted": self.accepted,
+            "emitted": list(self.decided[: self.emitted]),
+            "end": self.end,
+            "gate": self.gate,
+            "skipped": self.skipped,
+        }
+        if self.trials:
+            record["trials"] = [[t.token, t.p, t.q, t.uniform] for t in self.trials]
+        return record
+
+
+class SpecStats:
+    """Counters of one answer.
+
+    Parameters
+    ----------
+    plain_step_ms : float, optional
+        Time of one plain round as measured elsewhere; used until the answer has plain rounds of
+        its own.
+
+    Attributes
+    ----------
+    records : list of RoundRecord
+    proposed_at, tested_at, accepted_at : list of int
+        Per position in the block; index 0 is the first draft.
+    """
+
+    def __init__(self, plain_step_ms=None):
+        self._plain_given = plain_step_ms
+        self.records = []
+        self.ends = dict.fromkeys((PLAIN, BONUS, CORRECTED, STOPPED), 0)
+        self.skipped = {}
+        self.drafted = self.tested = self.accepted = self.accepted_emitted = 0
+        self.emitted = self.cut = 0
+        self.proposed_at, self.tested_at, self.accepted_at = [], [], []
+        self.draft_ms = self.verify_ms = self.decide_ms = self.plain_ms = 0.0
+        self._plain_times = []
+        self._drafting_emitted, self._drafting_ms = 0, 0.0
+
+    @property
+    def rounds(self):
+        """Target passes after the prompt's."""
+        return len(self.records)
+
+    def record(self, record):
+        """Add a finished round."""
+        self.records.append(record)
+        self.ends[record.end] += 1
+        n = len(record.drafted)
+        self.drafted += n
+        self.tested += record.tested
+        self.accepted += record.accepted
+        self.accepted_emitted += min(record.accepted, record.emitted)
+        self.emitted += record.emitted
+        self.cut += len(record.decided) - record.emitted
+        for counts, filled in (
+            (self.proposed_at, n),
+            (self.tested_at, record.tested),
+            (self.accepted_at, record.accepted),
+        ):
+            counts.extend([0] * (n - len(counts)))
+            for position in range(filled):
+                counts[position] += 1
+        self._record_times(record, n)
+
+    def _record_times(self, record, n):
+        self.draft_ms += record.draft_ms
+        self.decide_ms += record.decide_ms
+        if record.skipped:
+            self.skipped[record.skipped] = self.skipped.get(record.skipped, 0) + 1
+        if n:
+            self.verify_ms += record.verify_ms
+            self._drafting_emitted += record.emitted
+            self._drafting_ms += record.draft_ms + record.verify_ms + record.decide_ms
+        else:
+            self.plain_ms += record.verify_ms
+            self._plain_times.append(record.verify_ms + record.decide_ms)
+
+    # -- derived ------------------------------------------------------------------------------
+
+    @property
+    def draft_rounds(self):
+        """Rounds that evaluated proposals."""
+        return self.rounds - self.ends[PLAIN]
+
+    @property
+    def acceptance_rate(self):
+        """accepted / drafted, None when nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def acceptance_length(self):
+        """Tokens emitted per round that drafted, the target's own included; None without one."""
+        return self._drafting_emitted / self.draft_rounds if self.draft_rounds else None
+
+    @property
+    def tokens_per_pass(self):
+        """Tokens emitted per target pass, plain rounds included; None before the first."""
+        return self.emitted / self.rounds if self.rounds else None
+
+    @property
+    def plain_step_ms(self):
+        """Median time of the plain rounds, else the one given, else None."""
+        return median(self._plain_times) if self._plain_times else self._plain_given
+
+    @property
+    def estimated_speedup(self):
+        """Time of as many plain steps over the time taken; None without a measured plain step."""
+        taken = self.draft_ms + self.verify_ms + self.decide_ms + self.plain_ms
+        return self._speedup(self.emitted, taken)
+
+    @property
+    def draft_speedup(self):
+        """The same for the rounds that drafted alone: whether they pay."""
+        return self._speedup(self._drafting_emitted, self._drafting_ms)
+
+    def _speedup(self, emitted, taken):
+        step = self.plain_step_ms
+        return emitted * step / taken if step and taken and emitted else None
+
+    def warning(self):
+        """One sentence when drafting has cost time, else ""."""
+        speedup = self.draft_speedup
+        if speedup is None or speedup >= 1:
+            return ""
+        return (
+            f"drafting made this answer slower: its rounds ran at {speedup:.2f} times the speed of "
+            f"plain decoding ({self.acceptance_rate:.0%} of the proposals accepted); "
+            "try a shorter verify length or --speculative off"
+        )
+
+    def to_dict(self):
+        """Counters, rates and times as plain values; see the module for their identities."""
+        return {
+            "rounds": self.rounds,
+            "draft_rounds": self.draft_rounds,
+            "plain_rounds": self.ends[PLAIN],
+            "drafted": self.drafted,
+            "tested": self.tested,
+            "accepted": self.accepted,
+            "accepted_emitted": self.accepted_emitted,
+            "emitted": self.emitted,
+            "bonus": self.ends[BONUS],
+            "corrected": self.ends[CORRECTED],
+            "stopped": self.ends[STOPPED],
+            "cut": self.cut,
+            "skipped": dict(sorted(self.skipped.items())),
+            "proposed_at": list(self.proposed_at),
+            "tested_at": list(self.tested_at),
+            "accepted_at": list(self.accepted_at),
+            "acceptance_rate": self.acceptance_rate,
+            "acceptance_length": self.acceptance_length,
+            "tokens_per_pass": self.tokens_per_pass,
+            "draft_ms": self.draft_ms,
+            "verify_ms": self.verify_ms,
+            "decide_ms": self.decide_ms,
+            "plain_ms": self.plain_ms,
+            "plain_step_ms": self.plain_step_ms,
+            "estimated_speedup": self.estimated_speedup,
+            "draft_speedup": self.draft_speedup,
+        }
+
+
+def identities(stats):
+    """Raise CudflashError, naming the identity, unless those of the module hold.
+
+    Parameters
+    ----------
+    stats : dict
+        From ``SpecStats.to_dict``; so that a stored one can be checked as well.
+    """
+    s = stats
+    proposed, tested, accepted = s["proposed_at"], s["tested_at"], s["accepted_at"]
+    decided = s["accepted"] + s["plain_rounds"] + s["bonus"] + s["corrected"]
+    checks = {
+        "rounds = plain + bonus + corrected + stopped": s["rounds"]
+        == s["plain_rounds"] + s["bonus"] + s["corrected"] + s["stopped"],
+        "rounds = draft rounds + plain rounds": s["rounds"]
+        == s["draft_rounds"] + s["plain_rounds"],
+        "emitted + cut = accepted + plain + bonus + corrected": s["emitted"] + s["cut"] == decided,
+        "tested = accepted + corrected": s["tested"] == s["accepted"] + s["corrected"],
+        "tested <= drafted": s["tested"] <= s["drafted"],
+        "sums per position": (sum(proposed), sum(tested), sum(accepted))
+        == (s["drafted"], s["tested"], s["accepted"]),
+        "accepted <= tested <= proposed at each position": all(
+            a <= t <= p for a, t, p in zip(accepted, tested, proposed)
+        ),
+        "tested at the next position <= accepted": all(
+            t <= a for a, t in zip(accepted, tested[1:])
+        ),
+        "emitted between accepted_emitted and that plus rounds": s["accepted_emitted"]
+        <= s["emitted"]
+        <= s["accepted_emitted"] + s["rounds"],
+        "accepted_emitted <= accepted": s["accepted_emitted"] <= s["accepted"],
+    }
+    for name, holds in checks.items():
+        if not holds:
+            raise CudflashError(f"the statistics break '{name}'; they were not counted as documented")
+
+
+def require_draft(stats, fault=None):
+    """Raise unless at least one proposal was evaluated: what ``--require-draft`` promises.
+
+    Parameters
+    ----------
+    stats : SpecStats
+    fault : DrafterFault, optional
+
+    Raises
+    ------
+    UsageError
+    """
+    if stats.drafted:
+        return
+    reason = fault.reason if fault is not None else _why_nothing(stats)
+    raise UsageError(f"a draft was required, but no proposal was made in this answer: {reason}")
+
+
+def _why_nothing(stats):
+    if not stats.rounds:
+        return "it had no round after the prompt"
+    listed = ", ".join(f"{reason} ({n} rounds)" for reason, n in sorted(stats.skipped.items()))
+    return f"every round was plain, because of {listed}"
