@@ -78,7 +78,7 @@ class ForeignLoad:
         if None in (busy, own, *self.start) or seconds < 10 / TICKS:
             return
         foreign = (busy - self.start[1]) - (own - self.start[2])
-        self.share = max(0.0, foreign / TICKS / seconds / os.cpu_count())
+        self.share = min(1.0, max(0.0, foreign / TICKS / seconds / os.cpu_count()))
 
 
 def sha256(path):

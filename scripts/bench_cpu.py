@@ -208,9 +208,10 @@ def open_peer(args, path):
     if args.no_peer:
         return None
     if args.peer_python or (not args.llama_bench and has_llama_cpp(sys.executable)):
-        return WorkerPeer(args.peer_python or sys.executable, path, args.threads, N_CTX)
+        python = args.peer_python or sys.executable
+        return WorkerPeer(python, path, args.threads, N_CTX, args.peer_flash_attn)
     if args.llama_bench:
-        return BenchPeer(args.llama_bench, path, args.threads)
+        return BenchPeer(args.llama_bench, path, args.threads, args.peer_flash_attn)
     return None
 
 
@@ -262,6 +263,8 @@ def parse(argv):
     add("--threads", type=int, default=2)
     add("--repeats", type=int, default=6, help="figures per side; even, so that A B B A closes")
     add("--peer-python", type=Path, help="a Python that can import llama_cpp")
+    add("--peer-flash-attn", choices=["auto", "on", "off"], default="auto",
+        help="llama.cpp's default is auto, which means on; off can be faster after long contexts")
     add("--llama-bench", type=Path, help="peer for speeds when there is no --peer-python")
     add("--llama-cli", type=Path, help="llama-completion, for the time to the first token")
     add("--cudflash", type=Path, default=Path(sys.executable).with_name("cudflash"))
@@ -294,7 +297,10 @@ def main(argv=None):
     except PeerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    record = {"bench": "cpu", **facts, "threads": args.threads, "models": models}
+    record = {
+        "bench": "cpu", **facts, "threads": args.threads,
+        "peer_flash_attn": args.peer_flash_attn, "models": models,
+    }
     print("\n" + json.dumps(record))
     return 0
 

@@ -5,8 +5,8 @@ the peer's threads and memory never mix with ours. Must not know: anything of cu
 whatever Python holds the peer. Invariant: one JSON object in, one JSON object out, and no work
 between an answer and the next request, so the other side can measure while this one sleeps.
 
-Requests: ``{"op": "load", "path", "threads", "n_ctx"}``, ``{"op": "prefill", "tokens"}``,
-``{"op": "decode", "prefix", "n_tokens"}``, ``{"op": "quit"}``.
+Requests: ``{"op": "load", "path", "threads", "n_ctx", "flash_attn"}``,
+``{"op": "prefill", "tokens"}``, ``{"op": "decode", "prefix", "n_tokens"}``, ``{"op": "quit"}``.
 
 The low-level API is used (``llama_decode``), not the package's ``Llama`` class: the class copies
 logits into Python arrays, a cost that llama.cpp itself does not have.
@@ -20,12 +20,13 @@ import time
 import numpy as np
 
 BATCH = 512  # logical and physical batch, llama.cpp's default physical batch
+FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}  # llama.h, enum llama_flash_attn_type
 
 
 class Peer:
     """A llama.cpp model and one context, with the defaults of ``llama-bench``."""
 
-    def __init__(self, path, threads, n_ctx):
+    def __init__(self, path, threads, n_ctx, flash_attn):
         import llama_cpp
 
         self.lib = llama_cpp
@@ -42,6 +43,7 @@ class Peer:
         params.n_ctx = n_ctx
         params.n_batch = params.n_ubatch = BATCH
         params.n_threads = params.n_threads_batch = threads
+        params.flash_attn_type = FLASH_ATTN[flash_attn]
         # The library default keeps full-size caches for windowed layers; llama-bench and the
         # command line do not, and they are what people run.
         params.swa_full = False

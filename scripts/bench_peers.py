@@ -93,7 +93,7 @@ class WorkerPeer:
 
     name = "llama.cpp"
 
-    def __init__(self, python, path, threads, n_ctx):
+    def __init__(self, python, path, threads, n_ctx, flash_attn):
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by close()
         self.process = subprocess.Popen(
             [str(python), str(WORKER)],
@@ -101,7 +101,8 @@ class WorkerPeer:
         )
         self.pid = self.process.pid
         self.facts = self._ask(
-            op="load", path=str(Path(path).resolve()), threads=threads, n_ctx=n_ctx
+            op="load", path=str(Path(path).resolve()), threads=threads, n_ctx=n_ctx,
+            flash_attn=flash_attn,
         )
 
     def _ask(self, **request):
@@ -151,9 +152,9 @@ class BenchPeer:
     name = "llama.cpp"
     pid = None
 
-    def __init__(self, program, path, threads):
+    def __init__(self, program, path, threads, flash_attn):
         self.base = [str(program), "-m", str(path), "-t", str(threads), "-r", "1", "-o", "json"]
-        self.base += ["-b", "512", "-ub", "512"]
+        self.base += ["-b", "512", "-ub", "512", "-fa", flash_attn]
         self.facts = {}
 
     def _run(self, *arguments):
