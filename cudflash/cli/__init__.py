@@ -4,6 +4,7 @@ Owns the exit code and how an error is shown. Commands live one per file and are
 run.
 """
 
+import os
 import sys
 
 import click
@@ -14,6 +15,7 @@ from cudflash.errors import CudflashError, OutOfMemoryError, UsageError
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 PIPE_CLOSED = 141  # 128 + SIGPIPE
+COMPLETE = "_CUDFLASH_COMPLETE"  # how click asks for completions
 
 COMMANDS = {
     "generate": ("cudflash.cli.generate", "Continue a text, or answer one question (--chat)."),
@@ -94,7 +96,7 @@ def main(args=None):
 
 def _run(args, output):
     args = sys.argv[1:] if args is None else list(args)
-    if not args:
+    if not args and COMPLETE not in os.environ:
         with click.Context(cli, info_name="cudflash", **CONTEXT) as ctx:
             click.echo(cli.get_help(ctx), err=True)
         return UsageError.exit_code

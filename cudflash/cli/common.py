@@ -86,7 +86,7 @@ class LazyGroup(click.Group):
         name = args[0]
         if name in self._table or name.startswith("-"):
             return super().resolve_command(ctx, args)
-        near = difflib.get_close_matches(name, list(self._table), n=1, cutoff=0.5)
+        near = difflib.get_close_matches(name, list(self._table), n=1, cutoff=0.6)
         if name in _FOREIGN_COMMANDS:
             hint = _FOREIGN_COMMANDS[name]
         elif near:
@@ -202,14 +202,16 @@ model_option = click.option(
     "-m", "--model", type=click.Path(), metavar="FILE", help="GGUF file of the model."
 )
 
+device_option = click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    metavar="auto|cpu|cuda",
+    help="Device; cuda fails where there is none, auto says what it chose and why.",
+)
+
 device_options = options(
-    click.option(
-        "--device",
-        default="auto",
-        show_default=True,
-        metavar="auto|cpu|cuda",
-        help="Device; cuda fails where there is none, auto says what it chose and why.",
-    ),
+    device_option,
     click.option(
         "-t", "--threads", type=int, help="CPU threads; default and -1: the physical cores."
     ),

@@ -1,7 +1,5 @@
 """Tell the user about the one-time compilation of CPU kernels while it happens."""
 
-import time
-
 
 class CompileNotice:
     """Announces the first compilation, counts them on a terminal, and sums them up.
@@ -12,7 +10,6 @@ class CompileNotice:
 
     def __init__(self, output):
         self._output = output
-        self._started = None
         self._count = 0
         self._active = True
 
@@ -29,16 +26,14 @@ class CompileNotice:
     def done(self):
         """Sum up what was compiled so far."""
         if self._count:
-            seconds = time.perf_counter() - self._started
             kernels = "kernel" if self._count == 1 else "kernels"
-            self._output.note(f"compiled {self._count} {kernels} in {seconds:.1f} s")
-            self._started, self._count = None, 0
+            self._output.note(f"compiled {self._count} {kernels}")
+            self._count = 0
 
     def _compiling(self, name):
         if not self._active:
             return
-        if self._started is None:
-            self._started = time.perf_counter()
+        if not self._count:
             self._output.note(f"compiling kernels for this processor ({_kept()}) ...")
         self._count += 1
         self._output.progress(f"compiling kernel {self._count}: {name}")

@@ -7,6 +7,7 @@ import click
 from cudflash.cli.common import (
     Command,
     cache_options,
+    device_option,
     json_option,
     model_option,
     one_model,
@@ -33,6 +34,7 @@ _KINDS = (
 @click.argument("words", nargs=-1, metavar="FILE")
 @model_option
 @cache_options
+@device_option
 @click.option(
     "--activations", metavar="TYPE", help="Precision of activations, as for generate: int8, int8x2."
 )
@@ -44,7 +46,7 @@ _KINDS = (
 @json_option
 @output_options
 @click.pass_context
-def command(ctx, words, model, n_ctx, kv_type, activations, memory, as_json):
+def command(ctx, words, model, n_ctx, memory, as_json, **settings):
     """Show how much memory a model takes, before loading it.
 
     Counts what loading and one conversation allocate. With --memory, the exit code is 5 if the
@@ -54,9 +56,8 @@ def command(ctx, words, model, n_ctx, kv_type, activations, memory, as_json):
     if stray:
         raise UsageError(f"the argument {stray[0]!r} was not expected; plan takes one file")
     budget = None if memory is None else parsehuman_bytes(memory)
-    wanted = {"kv_type": kv_type, "activations": activations}
-    wanted = {name: value for name, value in wanted.items() if value is not None}
-    planner = Planner(model, wanted)
+    given = {name: value for name, value in settings.items() if value is not None}
+    planner = Planner(model, given)
     plan = planner.plan(planner.context_length if n_ctx == 0 else n_ctx)
     found = {"path": model, "context_length": planner.context_length, **plan.to_dict()}
     if budget is not None:

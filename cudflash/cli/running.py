@@ -150,11 +150,10 @@ def open_engine(output, model, arguments):
     )
     output.clear_progress()
     output.note(engine_line(engine, model))
-    if engine.config.defaults_taken:
-        output.note("defaults taken: " + "; ".join(engine.config.defaults_taken))
     for note in engine.notes:
-        if not note.startswith("default taken for"):  # said in one line above
-            output.note("note: " + note)
+        # what a file leaves out is shown by inspect; here it would hide what differs per run
+        tell = output.detail if note.startswith("default taken for") else output.note
+        tell("note: " + note)
     return engine
 
 
