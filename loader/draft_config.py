@@ -135,8 +135,8 @@ def check_draft_config(path: str, config: DraftConfig) -> None:
     if config.n_heads % config.n_kv_heads:
         expected = f"a divisor of {config.n_heads} heads"
         raise fail("the number of key/value heads", config.n_kv_heads, expected)
-    if config.rope.n_dims % 2 or config.rope.n_dims > config.head_dim:
-        expected = f"an even number up to the head size {config.head_dim}"
+    if config.rope.n_dims % 2 or not 2 <= config.rope.n_dims <= config.head_dim:
+        expected = f"an even number from 2 up to the head size {config.head_dim}"
         raise fail("the number of rotated dimensions", config.rope.n_dims, expected)
     _check_taps(path, config)
     if config.vocab_size is not None and config.mask_token_id >= config.vocab_size:

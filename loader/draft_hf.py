@@ -352,7 +352,7 @@ def _read_activation(keys: JsonKeys) -> str:
     full, name = keys.find("hidden_act")
     if name is None:
         full, name = keys.find("hidden_activation")
-    if name not in _ACTIVATIONS:
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise keys.fail(full, name, f"one of {', '.join(_ACTIVATIONS)}", UnsupportedError)
     return _ACTIVATIONS[name]
 

@@ -316,7 +316,7 @@ BAD_KEYS = [
     ("dflash.attention.value_length", w.U32, 16, "value_length is 16, expected 32"),
     ("dflash.attention.sliding_window_pattern", w.BOOL, [1], "1 bool values, expected 2 bools"),
     ("dflash.attention.causal", w.U32, 1, "attention.causal is an integer, expected a bool"),
-    ("dflash.rope.dimension_count", w.U32, 34, "rotated dimensions is 34, expected an even number"),
+    ("dflash.rope.dimension_count", w.U32, 34, "rotated dimensions is 34, expected an even"),
     ("dflash.rope.dimension_sections", w.I32, [8, 4, 4, 0], r"expected \[16, 0, 0, 0\]"),
     ("dflash.rope.freq_base_swa", w.F32, 1e4, "freq_base_swa is 10000.0, expected 7000.0"),
     ("dflash.rope.scaling.type", w.STRING, "longrope", "'longrope', expected none, linear or yarn"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
 
 import pytest
 from cudflash.loader.draft_bind import open_draft
 
-from cudflash.errors import FormatError
+from cudflash.errors import CudflashError, FormatError
 from tests.helpers import draft_writer as d
 
 
@@ -23,6 +25,8 @@ BAD_CONFIG = [
     ({"quantization_config": {"bits": 4}}, "quantization_config is .* expected no such key"),
     ({"draft_vocab_size": 5}, "draft_vocab_size is 5.*reduced draft vocabularies"),
     ({"hidden_act": "gelu"}, "hidden_act is 'gelu', expected one of silu"),
+    ({"hidden_act": ["silu"]}, "hidden_act is .'silu'., expected one of silu"),
+    ({"partial_rotary_factor": 0.01}, "rotated dimensions is 0, expected an even number from 2"),
     ({"rms_norm_eps": 0}, "rms_norm_eps is 0, expected a finite number above 0"),
     ({"head_dim": None}, "head_dim is absent, expected a whole number"),
     ({"hidden_size": "64"}, "hidden_size is '64', expected a whole number"),
@@ -96,3 +100,23 @@ def test_directory_files_are_checked(tmp_path):
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(FormatError, match="names model-2.safetensors, which is not in the"):
         open_draft(folder)
+
+
+ODD = [None, True, -1, 0, 1 << 40, 1.5, "x", [], [[1]], {"rope_type": ["x"]}]
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dflash2"])
+def test_odd_values_never_escape_as_other_errors(tmp_path, kind):
+    """Catches a TypeError or a KeyError on a config.json nobody thought of."""
+    base = d.hf_config(kind)
+    folder = d.write_hf(tmp_path / "draft", base, d.hf_tensors(kind))
+    paths = [(key,) for key in base] + [("dflash_config", key) for key in base["dflash_config"]]
+    paths += [("use_swa",), ("rope_scaling",), ("output_multiplier",), ("quantization_config",)]
+    for path in paths:
+        for value in ODD:
+            config = copy.deepcopy(base)
+            place = config if len(path) == 1 else config[path[0]]
+            place[path[-1]] = value
+            (tmp_path / "draft" / "config.json").write_text(json.dumps(config))
+            with contextlib.suppress(CudflashError):
+                open_draft(folder)
