@@ -18,7 +18,8 @@ A fair peer is built for this processor. Where a virtual machine shows AMX but d
 state, llama.cpp's native build dies with an illegal instruction; then build it with every extension
 but AMX:
 
-    export CFLAGS="-march=native -mno-amx-tile -mno-amx-int8 -mno-amx-bf16" CXXFLAGS="$CFLAGS"
+    export CFLAGS="-march=native -mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+    export CXXFLAGS="$CFLAGS"
     CMAKE_ARGS="-DGGML_NATIVE=OFF -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON \\
       -DGGML_BMI2=ON -DGGML_AVX512=ON -DGGML_AVX512_VBMI=ON -DGGML_AVX512_VNNI=ON \\
       -DGGML_AVX512_BF16=ON -DGGML_LLAMAFILE=ON" \\
@@ -226,6 +227,8 @@ def bench_model(path, args):
         if peer:
             peer.close()
     costs = verify_costs(ours, args.repeats)
+    how = {"activations": ours.engine.activations, "kv_type": ours.engine.kv_type}
+    how["kernel_path"] = ours.engine.ops.kernel_path()
     del ours  # its worker threads and memory would disturb the commands
     measures.append(
         first_token_measure(path, args.threads, args.repeats, args.cudflash, args.llama_cli)
@@ -246,6 +249,7 @@ def bench_model(path, args):
     return {
         "model": path.name,
         "sha256": bench_common.sha256(path),
+        **how,
         "peer": peer.facts if peer else None,
         "measures": [asdict(m) for m in measures],
         "verify_seconds": costs,
