@@ -37,7 +37,7 @@ def values_of(ref):
     return values.reshape(ref.shape)
 
 
-# ---- recorded drafts ----------------------------------------------------------------------------
+# ---- recorded drafts --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", DRAFTS)
@@ -98,7 +98,7 @@ def test_directory_projections_are_views_of_the_map():
     assert not ref.raw.flags.writeable and ref.raw.base is not None
 
 
-# ---- tiny drafts --------------------------------------------------------------------------------
+# ---- tiny drafts ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["dflash", "dflash2"])
@@ -247,7 +247,7 @@ def test_draft_directory_is_recognised(tmp_path):
     assert not is_draft_directory(tmp_path) and not is_draft_directory(tmp_path / "absent")
 
 
-# ---- against the target -------------------------------------------------------------------------
+# ---- against the target -----------------------------------------------------------------------
 
 
 def target(**changes):

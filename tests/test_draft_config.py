@@ -1,4 +1,4 @@
-"""Draft metadata to configuration: both artifacts, both GGUF dialects, overrides, malformed files."""
+"""Draft metadata to configuration: both artifacts, both dialects, overrides, malformed files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def opened_hf(tmp_path):
     return open_
 
 
-# ---- recorded drafts ----------------------------------------------------------------------------
+# ---- recorded drafts --------------------------------------------------------------------------
 
 RECORDED = {
     "v1-muse-swa": ("dflash", (0, 1, 2, 3, 4), 16, "SSSSS", 32, 351),
@@ -78,7 +78,7 @@ def test_both_artifacts_of_a_draft_give_the_same_numbers(name):
     assert (gguf.embedding_scale, gguf.logit_scale, gguf.final_softcap) == (1.5, 0.4375, 12.0)
 
 
-# ---- dialects -----------------------------------------------------------------------------------
+# ---- dialects ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["dflash", "dflash2"])
@@ -157,7 +157,7 @@ def test_block_size_inside_dflash_config_wins(opened_hf):
     assert (found.block_size, found.block_size_source) == (4, "file (dflash_config.block_size)")
 
 
-# ---- rope and scales ------------------------------------------------------------------------------
+# ---- rope and scales --------------------------------------------------------------------------
 
 
 def test_gguf_rope_and_scales_follow_the_draft(opened):
@@ -207,7 +207,7 @@ def test_hf_rope_variants(opened_hf):
     assert opened_hf(d.hf_config() | {"rope_parameters": kinds}).config.rope.freq_base == 5e5
 
 
-# ---- window and sink ------------------------------------------------------------------------------
+# ---- window and sink --------------------------------------------------------------------------
 
 
 def test_window_of_file_is_used_and_sink_is_recorded(opened):
@@ -281,7 +281,7 @@ def test_senseless_override_is_refused(opened, options, fragment):
         opened(d.tiny_draft(), **options)
 
 
-# ---- malformed GGUF drafts (report A44) -------------------------------------------------------------
+# ---- malformed GGUF drafts (report A44) -------------------------------------------------------
 
 REQUIRED = (
     "block_count", "embedding_length", "feed_forward_length", "attention.head_count",
@@ -402,7 +402,7 @@ def test_fork_without_tokenizer_takes_the_vocabulary_from_the_codebook(opened):
     assert opened(b).config.vocab_size is None
 
 
-# ---- recognition ------------------------------------------------------------------------------------
+# ---- recognition ------------------------------------------------------------------------------
 
 
 def test_target_as_draft_says_it_is_a_target(tmp_path, opened, opened_hf):

@@ -215,7 +215,7 @@ class DraftReference:
         return self._convolve(h, kernels, name, side=0), kernels
 
     def _convolve(self, y, kernels, name, side):
-        """out[t] = sum over o of (base[side, o] + kernels[t, side, o]) * y[t - o]; none before 0."""
+        """out[t] = sum over o of (base[side, o] + kernels[t, side, o]) * y[t - o]; 0 before."""
         if kernels is None:
             return y
         out = np.zeros_like(y)
