@@ -227,8 +227,7 @@ def bench_model(path, args):
         if peer:
             peer.close()
     costs = verify_costs(ours, args.repeats)
-    how = {"activations": ours.engine.activations, "kv_type": ours.engine.kv_type}
-    how["kernel_path"] = ours.engine.ops.kernel_path()
+    how = ours.settings()
     del ours  # its worker threads and memory would disturb the commands
     measures.append(
         first_token_measure(path, args.threads, args.repeats, args.cudflash, args.llama_cli)

@@ -35,6 +35,17 @@ class Ours:
         self.session = None
         self.prefix = None
 
+    def settings(self):
+        """Return the settings without which a figure cannot be compared with another."""
+        from cudflash.device import kernel_path
+
+        engine = self.engine
+        return {
+            "activations": engine.activations,
+            "kv_type": engine.kv_type,
+            "kernel_path": kernel_path(engine.device),
+        }
+
     def _token_times(self, session, prompt, n_tokens):
         """Return the moments at which each new token arrived, greedily chosen."""
         times = []
