@@ -103,7 +103,8 @@ def kv_write(cache_k, cache_v, k, v, positions):
 
     submit(jit.register(f"kv_write_{kv}", build),
            [cache_k, cache_v, k, stride(k), v, stride(v), positions, m, n_kv_heads, d, capacity],
-           reads=[extent(k), extent(v), positions], writes=[cache_k, cache_v])
+           reads=[extent(k), extent(v), positions], writes=[cache_k, cache_v],
+           touched=2 * (k.nbytes + v.nbytes))
 
 
 def attention(out, q, cache_k, cache_v, positions, window, scale, softcap):
@@ -167,7 +168,7 @@ def attention(out, q, cache_k, cache_v, positions, window, scale, softcap):
     submit(_kernel("attention_chunks", shape, kv, d, block), [*values, workspace, slots],
            reads=reads, writes=[workspace])
     submit(_kernel("attention_merge", f"d{d}", kv, d, block), [*values, workspace, slots],
-           reads=[workspace, positions], writes=[extent(out)])
+           reads=[workspace, positions], writes=[extent(out)], touched=4 * n_floats)
 
 
 def _block_size(pairs):

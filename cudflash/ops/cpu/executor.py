@@ -1,7 +1,8 @@
 """The kernel that runs programs of kernels: one call from Python per forward pass.
 
-A program is an int64 array of records ``[entry point, argument block, barrier before, unused]``.
-Every worker thread walks the whole program and takes its own share of each record. Threads meet
+A program is an int64 array of records ``[entry point, argument block, barrier before, serial]``.
+Every worker thread walks the whole program and takes its own share of each record; a serial record
+is thread 0's alone. Threads meet
 at spin barriers: a forward of a small model has hundreds of steps of a few microseconds, far
 below what a sleeping thread costs to wake.
 
@@ -123,7 +124,10 @@ def build_run_program():
             record = program + i * RECORD_BYTES
             if n_threads > 1 and S.peek_i64(record + 16) != 0:
                 wait(barrier, n_threads)
-            call_kernel(S.peek_i64(record), S.peek_i64(record + 8), tid, n_threads)
+            if S.peek_i64(record + 24) == 0:
+                call_kernel(S.peek_i64(record), S.peek_i64(record + 8), tid, n_threads)
+            elif tid == 0:
+                call_kernel(S.peek_i64(record), S.peek_i64(record + 8), 0, 1)
         if n_threads > 1:
             wait(barrier, n_threads)
         swap_mxcsr(former)

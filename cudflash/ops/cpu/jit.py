@@ -204,7 +204,8 @@ def _compile(kern):
     from numba.core import types
 
     signature = void(types.int64, types.int64, types.int64)
-    dispatcher = njit(signature, error_model="numpy", boundscheck=False)(kern._build())
+    dispatcher = njit(signature, error_model="numpy", boundscheck=False,
+                      no_cpython_wrapper=True, no_cfunc_wrapper=True)(kern._build())
     result = next(iter(dispatcher.overloads.values()))
     native = result.fndesc.llvm_func_name
     module = llvm.parse_assembly(str(result.library.get_llvm_str()))

@@ -125,6 +125,14 @@ class QuantizedRows:
         return self.q, self.d, self.a, self.b, self.c
 
     @property
+    def spans(self):
+        """The parts of the buffers that ``m`` rows use, each contiguous."""
+        parts = [self.d[:self.m], self.a[:self.m]]
+        for array in (self.q, self.b, self.c):
+            parts += [plane[:self.m] for plane in array]
+        return parts
+
+    @property
     def nbytes(self):
         """Bytes held."""
         return sum(array.nbytes for array in self.arrays)
@@ -165,7 +173,7 @@ def quantize_rows(xq, x):
     submit(kernel, [x, x.strides[0], xq.m, xq.k, xq.q, xq.q.strides[1], plane[0],
                     xq.d, xq.d.strides[0], xq.a, xq.a.strides[0],
                     xq.b, xq.b.strides[1], plane[1], xq.c, xq.c.strides[1], plane[2]],
-           reads=[x], writes=xq.arrays)
+           reads=[x], writes=xq.spans)
 
 
 def matmul(out, x, w):
@@ -194,7 +202,7 @@ def matmul(out, x, w):
         values = head + [x.q, x.q.strides[1], x.q.strides[0], x.d, x.d.strides[0],
                          x.a, x.a.strides[0], x.b, x.b.strides[1], x.b.strides[0],
                          x.c, x.c.strides[1], x.c.strides[0]]
-        reads, planes = [*x.arrays, w.data], x.planes
+        reads, planes = [*x.spans, w.data], x.planes
     else:
         values = head + [x, x.strides[0]] + [0] * 11
         reads, planes = [x, w.data], 1

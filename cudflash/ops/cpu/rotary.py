@@ -54,4 +54,4 @@ def rope(x, positions, table, style, n_dims):
     if m == 0:
         return
     submit(_KERNELS[style], [x, stride(x), positions, table, len(table), m, n_heads, d, n_dims],
-           reads=[positions, table], writes=[extent(x)])
+           reads=[positions, table], writes=[extent(x)], touched=3 * x.nbytes)

@@ -20,6 +20,9 @@ _NATIVE = ctypes.CFUNCTYPE(
     ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 
 _ALIGNMENT = 64
+# A launch that touches less than this is left to one thread: neighbours of its kind then need no
+# barrier between them, and a barrier costs as much as the work.
+_SERIAL_BYTES = 48 * 1024
 
 
 def _build_run_program():
@@ -68,11 +71,14 @@ def copy_in(buffer, array):
 class _Op:
     """One kernel launch: entry point, argument block, and the arrays it keeps alive."""
 
-    __slots__ = ("kernel", "args", "reads", "writes", "keep")
+    __slots__ = ("kernel", "args", "reads", "writes", "keep", "serial")
 
-    def __init__(self, kernel, args, reads, writes, keep):
+    def __init__(self, kernel, args, reads, writes, keep, touched):
         self.kernel, self.args, self.keep = kernel, args, keep
         self.reads, self.writes = reads, writes
+        if touched is None:
+            touched = sum(b - a for a, b in reads + writes)
+        self.serial = touched <= _SERIAL_BYTES
 
 
 def _span(array):
@@ -81,7 +87,7 @@ def _span(array):
     return start, start + array.nbytes
 
 
-def submit(kernel, values, *, reads, writes, keep=()):
+def submit(kernel, values, *, reads, writes, keep=(), touched=None):
     """Run a kernel, or record it when a capture is open in this thread.
 
     Parameters
@@ -94,6 +100,9 @@ def submit(kernel, values, *, reads, writes, keep=()):
         writes what the other touches.
     keep : sequence
         Objects that must stay alive as long as the launch may run.
+    touched : int, optional
+        Bytes the launch really reads and writes, where that is less than all of ``reads`` and
+        ``writes`` (a few rows of a cache, say).
     """
     block = np.empty(len(values), np.int64)
     for i, value in enumerate(values):
@@ -104,7 +113,7 @@ def submit(kernel, values, *, reads, writes, keep=()):
         else:
             block[i] = value
     op = _Op(kernel, block, [_span(a) for a in reads], [_span(a) for a in writes],
-             (block, values, keep))
+             (block, values, keep), touched)
     graph = getattr(_local, "graph", None)
     if graph is None:
         Graph([op]).launch()
@@ -137,15 +146,14 @@ class Graph:
         if self._program is not None:
             return
         program = np.zeros((len(self._ops), 4), np.int64)
-        pending_reads, pending_writes = [], []
+        # Work since the last barrier: shared by all threads, or done by thread 0 alone.
+        shared, alone = _Pending(), _Pending()
         for i, op in enumerate(self._ops):
-            conflict = (_overlap(op.writes, pending_reads) or _overlap(op.writes, pending_writes)
-                        or _overlap(op.reads, pending_writes))
-            if conflict:
-                pending_reads, pending_writes = [], []
-            pending_reads += op.reads
-            pending_writes += op.writes
-            program[i] = op.kernel.address, op.args.ctypes.data, conflict, 0
+            barrier = shared.conflicts(op) or (not op.serial and alone.conflicts(op))
+            if barrier:
+                shared, alone = _Pending(), _Pending()
+            (alone if op.serial else shared).add(op)
+            program[i] = op.kernel.address, op.args.ctypes.data, barrier, op.serial
         self._program = program
 
     def launch(self):
@@ -153,6 +161,22 @@ class Graph:
         self._build()
         if len(self._ops):
             pool().run(self._program)
+
+
+class _Pending:
+    """Memory that launches since the last barrier read and write."""
+
+    def __init__(self):
+        self._reads, self._writes = [], []
+
+    def add(self, op):
+        self._reads += op.reads
+        self._writes += op.writes
+
+    def conflicts(self, op):
+        """Whether ``op`` may not run beside these launches."""
+        return (_overlap(op.writes, self._reads) or _overlap(op.writes, self._writes)
+                or _overlap(op.reads, self._writes))
 
 
 def _overlap(spans, others):
