@@ -5,6 +5,8 @@ Every function writes into caller-owned buffers. Names, argument order and bits 
 """
 
 from cudflash.ops.cpu.attend import CHUNK, attention, kv_cache, kv_write
+from cudflash.ops.cpu.attend_span import attention_span
+from cudflash.ops.cpu.convolve import dynamic_conv
 from cudflash.ops.cpu.elementwise import (
     add,
     add_bias,
@@ -31,11 +33,13 @@ from cudflash.ops.cpu.runtime import (
     zeros,
 )
 from cudflash.ops.cpu.select import argmax, check_finite, top_k
+from cudflash.ops.cpu.selector import selector_lattice, selector_walk
 
 __all__ = [
-    "CHUNK", "add", "add_bias", "argmax", "attention", "capture", "check_finite", "copy", "copy_in",
-    "download", "embed_rows", "embedding_nbytes", "embedding_table", "empty", "geglu", "kv_cache",
-    "kv_write", "matmul", "pack", "packed_nbytes", "quantize_rows", "quantized_rows", "rms_norm",
-    "rope", "scale", "set_threads", "sigmoid_gate", "softcap", "swiglu", "threads", "top_k",
+    "CHUNK", "add", "add_bias", "argmax", "attention", "attention_span", "capture", "check_finite",
+    "copy", "copy_in", "download", "dynamic_conv", "embed_rows", "embedding_nbytes",
+    "embedding_table", "empty", "geglu", "kv_cache", "kv_write", "matmul", "pack", "packed_nbytes",
+    "quantize_rows", "quantized_rows", "rms_norm", "rope", "scale", "selector_lattice",
+    "selector_walk", "set_threads", "sigmoid_gate", "softcap", "swiglu", "threads", "top_k",
     "upload", "zeros",
 ]
