@@ -55,7 +55,7 @@ def command(ctx, words, model, n_ctx, memory, as_json, **settings):
     model, stray = one_model(model, words)
     if stray:
         raise UsageError(f"the argument {stray[0]!r} was not expected; plan takes one file")
-    budget = None if memory is None else parsehuman_bytes(memory)
+    budget = None if memory is None else parse_size(memory)
     given = {name: value for name, value in settings.items() if value is not None}
     planner = Planner(model, given)
     plan = planner.plan(planner.context_length if n_ctx == 0 else n_ctx)
@@ -105,7 +105,7 @@ class Planner:
         return fits
 
 
-def parsehuman_bytes(text):
+def parse_size(text):
     """Bytes of ``24G``, ``8GiB``, ``500MB`` or ``123``; units are powers of 1024.
 
     Raises
