@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from cudflash.ops import cpu as ops
+from cudflash.ops.cpu import runtime
 
 ROOT = Path(__file__).resolve().parents[2]
 ROW_COUNTS = (1, 2, 3, 7, 8, 16, 33)
@@ -44,8 +45,9 @@ def assert_close(found, expected, bound):
     error = np.abs(np.asarray(found, np.float64) - expected)
     excess = error - bound
     where = np.unravel_index(np.nanargmax(excess), excess.shape)
+    times = error[where] / np.broadcast_to(bound, error.shape)[where]
     assert np.isfinite(error).all() and (excess <= 0).all(), (
-        f"error {error[where]:.3g} at {where} is {error[where] / np.broadcast_to(bound, error.shape)[where]:.3g} "
+        f"error {error[where]:.3g} at {where} is {times:.3g} "
         f"times the bound; found {np.asarray(found)[where]!r}, expected {expected[where]!r}")
 
 
@@ -62,8 +64,9 @@ def check_row_independence(run, n_rows=max(ROW_COUNTS)):
     ndarray
         The rows, evaluated one by one.
     """
-    before = ops.threads()
+    before, serial = ops.threads(), runtime._SERIAL_BYTES
     try:
+        runtime._SERIAL_BYTES = -1  # share out even the smallest launch
         ops.set_threads(1)
         single = np.concatenate([run(slice(r, r + 1)) for r in range(n_rows)])
         for n_threads in THREAD_COUNTS:
@@ -73,6 +76,7 @@ def check_row_independence(run, n_rows=max(ROW_COUNTS)):
                     assert_same_bits(run(slice(start, start + m)), single[start:start + m])
     finally:
         ops.set_threads(before)
+        runtime._SERIAL_BYTES = serial
     return single
 
 
