@@ -132,7 +132,7 @@ def test_late_answer_equals_that_of_a_fresh_process():
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_non_finite_logits_are_an_error_before_any_decision(temperature):
     """Catches NaN turned into token 0, and caches left with an open block."""
-    case = target_case("llama", "kq")
+    case = target_case("llama", "f32")
     one = cudflash.load(case.path, device="cpu", n_ctx=64)
     session = one.session()
     sampling = cudflash.SamplingConfig(temperature=temperature)
@@ -148,7 +148,7 @@ def test_non_finite_logits_are_an_error_before_any_decision(temperature):
     one.ops.copy_in(one.model.output_norm, norm)
     assert session.tokens == (1, 2, 3)
     after = session.generate([1, 2, 3], max_tokens=9, sampling=sampling, seed=1).result()
-    assert after.tokens == engine("llama").generate(
+    assert after.tokens == engine("llama", "f32").generate(
         [1, 2, 3], max_tokens=9, sampling=sampling, seed=1
     ).tokens
 
