@@ -43,9 +43,10 @@ class Runner:
         self.cache = TargetCache(
             ops, model.config, n_ctx, kv_type, work.max_rows, self.allocator
         )
-        self._ids = self.allocator.empty("io", (work.max_rows,), np.int32)
-        self._positions = self.allocator.empty("io", (work.max_rows,), np.int32)
-        self._steps = np.arange(work.max_rows, dtype=np.int32)
+        # ids and positions together, filled on the host and copied at once
+        self._inputs = self.allocator.empty("io", (2, work.max_rows), np.int32)
+        self._host_inputs = np.zeros((2, work.max_rows), np.int32)
+        self._all_positions = np.arange(n_ctx, dtype=np.int32)
         self.tokens = []
         self._block = []  # ids of the open block
         self._graphs = OrderedDict()
@@ -95,8 +96,9 @@ class Runner:
         first = self.cache.begin(n)
         self._block = tokens
         try:
-            self._ops.copy_in(self._ids[:n], np.asarray(tokens, np.int32))
-            self._ops.copy_in(self._positions[:n], self._steps[:n] + np.int32(first))
+            self._host_inputs[0, :n] = tokens
+            self._host_inputs[1, :n] = self._all_positions[first : first + n]
+            self._ops.copy_in(self._inputs, self._host_inputs)
             self._graph((n, which, head and which != NONE)).launch()
         except BaseException:
             self.cache.rollback()
@@ -148,9 +150,8 @@ class Runner:
     def _record(self, key):
         only_head = key[0] == "head"
         n = self._work.max_rows if only_head else key[0]
-        one = Pass(
-            self._ops, self._model, self._work, self.cache, self._ids[:n], self._positions[:n]
-        )
+        ids, positions = self._inputs[0, :n], self._inputs[1, :n]
+        one = Pass(self._ops, self._model, self._work, self.cache, ids, positions)
         with self._ops.capture() as graph:
             if only_head:
                 one.head(slice(key[1], key[2]))
