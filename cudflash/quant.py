@@ -105,7 +105,7 @@ def _signed(b):
     return b.view(np.int8).astype(np.float32)
 
 
-# -- formats; b is (n blocks, bytes of a block) -----------------------------------------------------
+# -- formats; b is (n blocks, bytes of a block) ---------------------------------------------------
 
 
 def _f32(b):
