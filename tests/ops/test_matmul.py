@@ -203,6 +203,22 @@ def test_quantised_rows_equal_the_model(layout, unit, activations):
         assert np.array_equal(xq.c[0, :9], (low << e).reshape(9, -1, 32).sum(-1))
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("activations", ACTIVATIONS)
+@pytest.mark.parametrize("name", ["Q4_1", "Q4_K", "Q8_0", "F16"])
+def test_a_non_finite_activation_reaches_every_product_of_its_row(name, activations, bad):
+    """Catches a NaN that quantisation turns into finite codes: no later check could see it."""
+    raw = random_rows(name, 5, 512) if name != "F16" else np.ones((5, 1024), np.uint8)
+    w = ops.pack(raw, name, 512)
+    x = activations_with_outliers(6, 512)
+    clean = product(w, x, activations)
+    x[3, 300] = bad
+    found = product(w, x, activations)
+    assert not np.isfinite(found[3]).any()
+    others = [0, 1, 2, 4, 5]
+    assert_same_bits(found[others], clean[others])
+
+
 def test_subnormal_products_are_flushed():
     """Catches a lost flush-to-zero mode: the card cannot keep subnormals, so neither may we."""
     raw = random_rows("Q8_0", 16, 32)

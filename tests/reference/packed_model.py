@@ -184,9 +184,9 @@ def quantize(x, unit, activations):
     limit = np.float32(127 if activations == "int8" else 32512)
     with_exponent = unit == 256 and activations == "int8"
     finest = np.float32(1016) if with_exponent else limit
-    live = top >= np.float32(1e-30)
+    live = (top >= np.float32(1e-30)) & np.isfinite(top)
     safe = np.where(live, top, np.float32(1))
-    d = np.where(live, safe / finest, np.float32(0))
+    d = np.where(live, safe / finest, np.where(np.isfinite(top), np.float32(0), np.float32("nan")))
     inverse = np.where(live, finest / safe, np.float32(0))
     e = np.zeros((m, k // 32), np.int64)
     if with_exponent:
@@ -196,7 +196,8 @@ def quantize(x, unit, activations):
              + (part > whole * np.float32(0.25)) + (part > whole * np.float32(0.5)))
         e = e.reshape(m, k // 32)
     step = np.repeat(inverse, unit // 32, -1) * np.float32(2.0) ** -e.astype(np.float32)
-    q = np.rint(x * np.repeat(step, 32, -1)).astype(np.int64)
+    step = np.repeat(step, 32, -1)
+    q = np.rint(np.where(step > 0, x, np.float32(0)) * step).astype(np.int64)
     return q, np.repeat(e, 32, -1), d
 
 

@@ -23,16 +23,27 @@ def build(layout, planes):
 
     @njit(inline="always")
     def largest(x, n):
-        """Largest magnitude of ``n`` floats, n a multiple of 16."""
-        top = S.splat_f32(f32(0.0))
+        """Largest magnitude of ``n`` floats, n a multiple of 16; a NaN beats infinity."""
+        top = S.splat_i32(0)
         for i in range(0, n, 16):
-            top = S.vmax(S.vabs(S.load_f32(x + 4 * i)), top)
-        return S.vmax_tree(top)
+            top = S.vimax(S.vbits_f32(S.vabs(S.load_f32(x + 4 * i))), top)
+        return S.f32_bits(S.vimax_all(top))
+
+    @njit(inline="always")
+    def scale_of(top, finest):
+        """Scale and its inverse; an inverse of 0 makes all codes 0, a scale of NaN the result."""
+        if top < TINY:
+            return f32(0.0), f32(0.0)
+        if top < f32(np.inf):
+            return S.div(top, finest), S.div(finest, top)
+        return f32(np.nan), f32(0.0)
 
     @njit(inline="always")
     def put16(x, inverse, q, q_plane):
         """Quantise 16 values; returns the sum over plane 0 and plane 1."""
-        codes = S.vi32_f32(S.vrint(S.vmul(S.load_f32(x), S.splat_f32(inverse))))
+        codes = S.splat_i32(0)
+        if inverse > f32(0.0):
+            codes = S.vi32_f32(S.vrint(S.vmul(S.load_f32(x), S.splat_f32(inverse))))
         if two_terms:
             high = S.viashr(S.viadd(codes, S.splat_i32(128)), S.splat_i32(8))
             low = S.visub(codes, S.vishl(high, S.splat_i32(8)))
@@ -56,9 +67,7 @@ def build(layout, planes):
             x = x0 + r * x_stride + 128 * u
             q = q0 + r * q_stride + 32 * u
             top = largest(x, 32)
-            d, inverse = f32(0.0), f32(0.0)
-            if not top < TINY:
-                d, inverse = S.div(top, limit), S.div(limit, top)
+            d, inverse = scale_of(top, limit)
             low0, high0 = put16(x, inverse, q, q_plane)
             low1, high1 = put16(x + 64, inverse, q + 16, q_plane)
             total = low0 + low1 + 256 * (high0 + high1)
@@ -83,10 +92,7 @@ def build(layout, planes):
             x = x0 + r * x_stride + 1024 * u
             q = q0 + r * q_stride + 256 * u
             top = largest(x, 256)
-            d, inverse = f32(0.0), f32(0.0)
-            finest = limit if two_terms else f32(1016.0)  # 127 * 2^3
-            if not top < TINY:
-                d, inverse = S.div(top, finest), S.div(finest, top)
+            d, inverse = scale_of(top, limit if two_terms else f32(1016.0))  # 127 * 2^3
             S.poke_f32(d0 + r * d_stride + 4 * u, d)
             for j in range(8):
                 exponent, step = 0, inverse
