@@ -36,18 +36,20 @@ _RUN_PROGRAM = jit.register("run_program", _build_run_program)
 
 def empty(shape, dtype):
     """Uninitialised, 64-byte aligned, C-contiguous array."""
-    dtype = np.dtype(dtype)
-    n_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    raw = np.empty(n_bytes + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    return raw[start:start + n_bytes].view(dtype).reshape(shape)
+    return _aligned(np.empty, shape, dtype)
 
 
 def zeros(shape, dtype):
-    """Zero-filled, 64-byte aligned, C-contiguous array."""
-    out = empty(shape, dtype)
-    out.fill(0)
-    return out
+    """Zero-filled, 64-byte aligned, C-contiguous array; its pages are taken when first touched."""
+    return _aligned(np.zeros, shape, dtype)
+
+
+def _aligned(allocate, shape, dtype):
+    dtype = np.dtype(dtype)
+    n_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    raw = allocate(n_bytes + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return raw[start:start + n_bytes].view(dtype).reshape(shape)
 
 
 def upload(array):
