@@ -13,6 +13,8 @@ from cudflash.ops.cpu import simd as S
 from cudflash.ops.cpu import special_kernel as F
 
 CHUNK = 128
+# Blocks of pairs that visit a chunk together in ``attention_blocks``.
+_BLOCKS = 4
 
 # Argument block of the attention kernels, 8 bytes each: out, out_stride, q, q_stride, cache_k,
 # cache_v, positions, m, n_heads, n_kv_heads, capacity, window, scale, softcap, workspace, slots.
@@ -173,6 +175,8 @@ def _chunk_function(kv, d, block):
             if lo < hi:
                 first, last = min(first, lo), max(last, hi)
                 common, end = max(common, lo), min(end, hi)
+        if last == 0:
+            return
         if common >= end:
             common, end = CHUNK, CHUNK
         group = 16 * c_k
@@ -316,16 +320,20 @@ def _ranges_function(block):
 
 
 def build_blocks(kv, d, block):
-    """Kernel ``attention_blocks``: threads share out blocks of pairs."""
+    """Kernel ``attention_blocks``: threads share out groups of up to four blocks of pairs.
+
+    The blocks of a group visit a chunk one after the other, while it is in the first cache.
+    """
     size = 2 if kv == "f16" else 4
     chunk, merge, start = _chunk_function(kv, d, block), _merge_function(d), _start_function(d)
     finish, load_block = _finish_function(d), _load_block_function(d, block)
     chunk_ranges = _ranges_function(block)
     f32 = np.float32
-    tile = S.stack(4 * d * block)
-    tile2 = S.stack(4 * d * block)
-    tile3 = S.stack(4 * d * block)
-    score_slot, small = S.stack(4 * CHUNK * block), S.stack(64 * block)
+    tile_bytes = 4 * d * block
+    queries, sums, one_tile = (S.stack(_BLOCKS * tile_bytes), S.stack(_BLOCKS * tile_bytes),
+                               S.stack(tile_bytes))
+    score_slot, small, states = (S.stack(4 * CHUNK * block), S.stack(24 * block),
+                                 S.stack(24 * block * _BLOCKS))
 
     def attention_blocks(args, tid, n_threads):
         out0, out_stride = S.peek_i64(args), S.peek_i64(args + 8)
@@ -337,24 +345,34 @@ def build_blocks(kv, d, block):
         scale, cap = f32(S.peek_f64(args + 96)), f32(S.peek_f64(args + 104))
         group = n_heads // n_kv
         n_blocks = (m * group + block - 1) // block
-        q, acc_c, acc = tile(), tile2(), tile3()
-        scores, bounds = score_slot(), small()
-        ranges, m_l_c, m_l = bounds + 16 * block, bounds + 32 * block, bounds + 40 * block
-        for item in range(tid, n_kv * n_blocks, n_threads):
-            h, pair0 = item // n_blocks, item % n_blocks * block
-            first, last = load_block(q0, q_stride, positions, m, group, h, pair0, window,
-                                     capacity, q, bounds)
-            for i in range(block):
+        # Fewer blocks to a group where the threads would otherwise go idle.
+        step = max(1, min(_BLOCKS, n_kv * n_blocks // (4 * n_threads)))
+        n_groups = (n_blocks + step - 1) // step
+        q, acc, acc_c, scores = queries(), sums(), one_tile(), score_slot()
+        ranges, bounds = small(), states()
+        m_l_c, m_l = ranges + 16 * block, bounds + 16 * block * _BLOCKS
+        for item in range(tid, n_kv * n_groups, n_threads):
+            h, block0 = item // n_groups, item % n_groups * step
+            pair0 = block0 * block
+            count = min(step, n_blocks - block0)
+            first, last = np.int64(1) << 40, np.int64(0)
+            for b in range(count):
+                lo, hi = load_block(q0, q_stride, positions, m, group, h, pair0 + b * block,
+                                    window, capacity, q + tile_bytes * b, bounds + 16 * block * b)
+                first, last = min(first, lo), max(last, hi)
+            for i in range(count * block):
                 start(m_l + 8 * i, acc + 4 * d * i)
             for c in range(first, last):
-                chunk_ranges(bounds, c, ranges)
                 slot = h * capacity + CHUNK * c % capacity
-                chunk(q, cache_k + size * d * slot, cache_v + size * d * slot, ranges, scores,
-                      m_l_c, acc_c, scale, cap)
-                for i in range(block):
-                    if S.peek_i64(ranges + 16 * i) < S.peek_i64(ranges + 16 * i + 8):
-                        merge(m_l + 8 * i, acc + 4 * d * i, m_l_c + 8 * i, acc_c + 4 * d * i)
-            for i in range(min(block, m * group - pair0)):
+                for b in range(count):
+                    chunk_ranges(bounds + 16 * block * b, c, ranges)
+                    chunk(q + tile_bytes * b, cache_k + size * d * slot, cache_v + size * d * slot,
+                          ranges, scores, m_l_c, acc_c, scale, cap)
+                    for i in range(block):
+                        if S.peek_i64(ranges + 16 * i) < S.peek_i64(ranges + 16 * i + 8):
+                            merge(m_l + 8 * (b * block + i), acc + 4 * d * (b * block + i),
+                                  m_l_c + 8 * i, acc_c + 4 * d * i)
+            for i in range(min(count * block, m * group - pair0)):
                 pair = pair0 + i
                 finish(out0 + pair // group * out_stride + 4 * d * (h * group + pair % group),
                        m_l + 8 * i, acc + 4 * d * i)
