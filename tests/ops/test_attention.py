@@ -94,8 +94,8 @@ class Case:
         return out
 
 
-@pytest.mark.parametrize("kv_type", ["f16", "f32"])
-@pytest.mark.parametrize("d", [32, 64, 80, 128, 256])
+@pytest.mark.parametrize("d,kv_type", [(32, "f16"), (64, "f16"), (64, "f32"), (80, "f16"),
+                                       (128, "f16"), (256, "f16")])
 def test_attention_equals_the_model(d, kv_type):
     """Catches a changed order of scores, weights, sums or merges, at every head width."""
     case = Case(4, 2, d, 300, 384, kv_type, n_rows=3)
