@@ -14,7 +14,7 @@ help:  ## this list
 
 run: install  ## set up, fetch a small model, answer one question
 	$(BIN)/python scripts/fetch_models.py --dir $(MODELS) smollm2
-	$(BIN)/cudflash generate -m $(SMALL) --chat -p "What is the capital of France?" -n 48 --temp 0
+	$(BIN)/cudflash generate -m $(SMALL) --chat -p "What is gravity?" -n 48 --temp 0
 
 install: $(VENV)/installed  ## set up cudflash, editable, in .venv
 

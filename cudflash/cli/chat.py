@@ -33,6 +33,7 @@ from cudflash.errors import UsageError
 @stop_options
 @engine_options
 @sampling_options
+@click.option("--json", "as_json", is_flag=True, help="Each answer as one JSON object.")
 @output_options
 @click.pass_context
 def command(ctx, words, model, system, **params):
@@ -62,6 +63,7 @@ def command(ctx, words, model, system, **params):
         conversation = Conversation(
             output, engine, compilation,
             system=system, sampling=sampling, seed=seed, request=request, template=extra,
+            as_json=params["as_json"],
         )  # fmt: skip
         ctx.exit(talk(output, conversation, LineReader(output)))
 

@@ -40,9 +40,14 @@ class Conversation:
         Further arguments of ``Session.generate``.
     template : dict
         Variables of the chat template.
+    as_json : bool
+        Write each answer as one object, a line each, instead of its text.
     """
 
-    def __init__(self, output, engine, compilation, *, system, sampling, seed, request, template):
+    def __init__(
+        self, output, engine, compilation, *, system, sampling, seed, request, template, as_json
+    ):
+        self._as_json = as_json
         self._output, self._engine, self._compilation = output, engine, compilation
         self._session = engine.session()
         self._sampling, self._seed = sampling, seed
@@ -95,8 +100,12 @@ class Conversation:
         generation = self._session.generate(
             prompt, sampling=self._sampling, seed=seed, **self._request
         )
-        result, _ = stream_answer(self._output, generation, self._compilation)
-        if not result.text.endswith("\n"):
+        result, _ = stream_answer(
+            self._output, generation, self._compilation, stream=not self._as_json
+        )
+        if self._as_json:
+            self._output.json(result.to_dict())
+        elif not result.text.endswith("\n"):
             self._output.answer("\n")
         self.messages = [*messages, {"role": "assistant", "content": result.text}]
         self._last = result

@@ -103,7 +103,7 @@ def _model_facts(model):
         ("window", f"{model['window']} on S of {model['window_pattern']}" if sliding else None),
         ("RoPE", _rope_fact(model["rope"])),
         ("RoPE, sliding", _rope_fact(model["rope_sliding"]) if sliding else None),
-        ("RMS epsilon", model["rms_eps"]),
+        ("RMS epsilon", f"{model['rms_eps']:.6g}"),
         ("output head", "shared with the embedding" if model["tied_output"] else "own tensor"),
         ("defaults taken", "; ".join(model["defaults_taken"])),
         ("tensors not used", ", ".join(model["extra_tensors"])),

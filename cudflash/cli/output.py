@@ -9,8 +9,10 @@ import json
 import math
 import os
 import sys
+import time
 
 CLEAR_LINE = "\r\x1b[K"
+REWRITE_S = 0.1  # shortest time between two rewrites of the transient line
 
 
 class StreamClosed(Exception):
@@ -30,6 +32,7 @@ class Output:
         self.quiet = self.verbose = self.no_color = False
         self._unfinished_line = False  # the answer's last byte was no newline
         self._progress = False  # a transient line is on the terminal
+        self._shown = 0.0  # when it was written, seconds
 
     # -- stderr ---------------------------------------------------------------------------------
 
@@ -54,10 +57,15 @@ class Output:
         self._write_err(text)
 
     def progress(self, text):
-        """Rewrite the transient line of a terminal; elsewhere and with ``-q`` nothing."""
-        if not self.quiet and self.rewrites:
-            self._write_err(CLEAR_LINE + text)
-            self._progress = True
+        """Rewrite the transient line of a terminal; elsewhere and with ``-q`` nothing.
+
+        A line that would be gone before anybody could read it is left out.
+        """
+        now = time.monotonic()
+        if self.quiet or not self.rewrites or (self._progress and now - self._shown < REWRITE_S):
+            return
+        self._write_err(CLEAR_LINE + text)
+        self._progress, self._shown = True, now
 
     def clear_progress(self):
         """Take the transient line away."""

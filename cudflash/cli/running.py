@@ -149,7 +149,7 @@ def open_engine(output, model, arguments):
         **arguments,
     )
     output.clear_progress()
-    output.note(engine_line(engine, model))
+    output.note(engine_line(engine, model, arguments.get("draft")))
     for note in engine.notes:
         # what a file leaves out is shown by inspect; here it would hide what differs per run
         tell = output.detail if note.startswith("default taken for") else output.note
@@ -164,13 +164,14 @@ def _own_context(model):
     return bind_target(open_gguf(model)).config.context_length
 
 
-def engine_line(engine, model):
+def engine_line(engine, model, draft):
     """The first line after loading: what runs, where and why, and with which settings."""
     device = engine.device
     threads = engine.ops.threads()
+    drafting = "no draft: none given" if draft is None else f"draft {file_name(draft)}"
     return (
         f"{file_name(model)} ({engine.config.arch}) on {device.kind}: {device.name}, "
-        f"{threads} thread{'' if threads == 1 else 's'} ({device.reason}); no draft: none given; "
+        f"{threads} thread{'' if threads == 1 else 's'} ({device.reason}); {drafting}; "
         f"context {engine.n_ctx}; KV {engine.kv_type}; activations {engine.activations}"
     )
 

@@ -152,6 +152,14 @@ def test_later_turns_reuse_what_was_evaluated(chat):
     assert " reused)" in done.err
 
 
+def test_json_is_one_object_per_answer(chat):
+    """A program that talks with chat and has to guess where an answer ends."""
+    done = chat("one", "/stats", "two", args=("--json",))
+    first, second = map(json.loads, done.out.decode().splitlines())
+    assert first["usage"]["completion_tokens"] <= 6 and first["usage"]["cached_tokens"] == 0
+    assert second["usage"]["cached_tokens"] > 0
+
+
 def test_model_without_template_is_refused(cli, model):
     """A chat with a base model that answers with nonsense."""
     done = cli("chat", model, stdin=b"hi\n")

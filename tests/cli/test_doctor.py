@@ -102,7 +102,9 @@ def test_two_packages_are_named_by_version_too(tmp_path):
 
 def test_home_that_is_not_writable_is_no_fault():
     """A container without a home: kernels go to the temporary folder, and doctor says where."""
-    code, found = doctor({"HOME": "/dev/null/home", "XDG_CACHE_HOME": "/dev/null/cache"})
+    code, found = doctor(
+        {"HOME": "/dev/null/home", "XDG_CACHE_HOME": "/dev/null/cache", "CUDFLASH_CACHE": ""}
+    )
     assert code == 0 and found["cpu"]["works"]
     assert "/dev/null" not in found["cpu"]["cache_dir"] and found["problems"] == []
 
