@@ -106,7 +106,7 @@ class DraftRunner:
         if self._start is not None:
             raise RuntimeError("observed rows are tentative; commit or roll them back")
         self._start = self.context.length
-        flat = tap_rows.reshape(tap_rows.shape[0], -1)
+        flat = tap_rows.reshape(len(tap_rows), len(self.config.taps) * self.config.hidden_dim)
         context, done = self.context, 0
         try:
             while done < n:

@@ -5,7 +5,8 @@ llama.cpp's graph (src/models/dflash.cpp at commit 0c1e57098bba). It shares no l
 `cudflash.model`, `cudflash.ops` or `cudflash.loader`, and reads its files with the `gguf` and
 `safetensors` packages alone.
 
-It refuses to do: caches (the whole context is given each time), pinned sink rows, sampling, speed.
+It refuses to do: caches (the whole context is given each time), sampling, speed. Pinned sink rows,
+which neither of the two has, are one term of the mask, for tests that ask for them.
 
 Letters in shape comments: N context rows, B block rows, n taps, C hidden width, H query heads,
 G key/value heads, D head width, F feed-forward width, V vocabulary, K candidates, R codebook width,
@@ -94,10 +95,13 @@ class DraftReference:
     dtype : numpy float type
     is_causal : bool, None or "file"
         Replaces what the file says; None means the key is absent.
+    sink : int
+        First context rows that sliding layers see from anywhere.
     """
 
-    def __init__(self, path, embedding, head, dtype=np.float64, is_causal="file"):
+    def __init__(self, path, embedding, head, dtype=np.float64, is_causal="file", sink=0):
         self.dtype = np.dtype(dtype)
+        self.sink = sink
         read = _read_directory if Path(path).is_dir() else _read_gguf
         self.weights, self.settings = read(path, self.dtype, is_causal)
         self.embedding = np.asarray(embedding, self.dtype)
@@ -176,7 +180,7 @@ class DraftReference:
         if s.causal[layer]:
             visible &= ahead <= 0
         if s.windows[layer] is not None:
-            visible &= -ahead < s.windows[layer]
+            visible &= (-ahead < s.windows[layer]) | (np.arange(N + B) < min(self.sink, N))
         a = np.empty_like(q)
         for head in range(s.n_heads):
             kv_head = head // (s.n_heads // s.n_kv_heads)
