@@ -142,8 +142,8 @@ class DraftRunner:
     def rollback(self):
         """Drop the rows written last; does nothing when there are none.
 
-        After more than ``CONTEXT_ROWS`` rows the ring may have lost earlier ones; ``length`` then
-        tells what is left.
+        After more than ``CONTEXT_ROWS`` rows, or a gap, the ring may have lost earlier ones;
+        ``length`` then tells what is left.
         """
         start, self._start = self._start, None
         self.context.rollback()
@@ -293,10 +293,15 @@ def draft_block(ops, model, work, tap_rows, anchor, block=None):
     Returns
     -------
     DraftBlock
+
+    Raises
+    ------
+    ContextLengthError
+        For more rows than ``model.n_ctx``.
     """
     block = model.config.block_size if block is None else block
     n = len(tap_rows)
-    runner = DraftRunner(ops, model, work, n_ctx=max(n, 1), hold_all=True)
+    runner = DraftRunner(ops, model, work, n_ctx=min(max(n, 1), model.n_ctx), hold_all=True)
     if n:
         runner.observe(ops.upload(np.ascontiguousarray(tap_rows, np.float32)), n)
     outcome = runner.propose(anchor, block - 1, block)
