@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from cudflash.errors import NumericsError, UsageError
 from cudflash.result import TokenLogprob
+from cudflash.spec.acceptance import LogitRows, TokenRows
 
 
 @dataclass(frozen=True)
@@ -38,24 +39,36 @@ class Chooser:
         self._ops, self._work, self._n_logprobs = ops, work, n_logprobs
         self.chain = chain
         self._outcome = None
+        self._rows = None
         config = chain.config
         edited = bool(config.logit_bias) or config.uses_penalties or config.uses_dry
         self.on_device = config.greedy and not edited
 
     def read(self, position, n_rows=1):
-        """Fetch the outcome of the pass that has just run; comes before ``choose``.
+        """Fetch the outcome of the pass that has just run; comes before everything else.
 
         Raises
         ------
         NumericsError
             If any of its logits is not finite; names ``position``, the first one it evaluated.
         """
-        self._outcome = self._ops.download(self._work.outcome[: 1 + n_rows])
-        if not self._outcome[0]:
+        if not self.fetch(n_rows):
             raise NumericsError(
                 f"the logits after position {position} are not all finite, expected finite numbers; "
                 "the weights or the numerics are damaged, run 'cudflash doctor'"
             )
+
+    def fetch(self, n_rows):
+        """As ``read``, but return whether all logits are finite."""
+        self._outcome = self._ops.download(self._work.outcome[: 1 + n_rows])
+        self._rows = HostRows(self._ops, self._work.logits)
+        return bool(self._outcome[0])
+
+    def rows(self):
+        """What an acceptance rule reads: ids where they decide, logits with the chain elsewhere."""
+        if self.on_device:
+            return TokenRows(self._outcome[1:])
+        return LogitRows(self.chain, self._rows)
 
     def choose(self, row=0):
         """Choose from one row of ``work.logits`` and remember the choice.
@@ -64,20 +77,33 @@ class Chooser:
         -------
         Choice
         """
-        logits = None
-        if not self.on_device or self._n_logprobs:
-            logits = self._ops.download(self._work.logits[row])
-        token = int(self._outcome[1 + row]) if self.on_device else self.chain.sample(logits)
+        if self.on_device:
+            token = int(self._outcome[1 + row])
+        else:
+            token = self.chain.sample(self._rows[row])
         self.chain.accept(token)
-        return Choice(token, self._logprob(logits, token))
+        return self.made(token, row)
 
-    def _logprob(self, logits, token):
+    def made(self, token, row):
+        """Return the Choice of a token that was decided from a row."""
         if not self._n_logprobs:
-            return None
+            return Choice(token, None)
         from cudflash.sampling.logprobs import log_softmax_top
 
-        found = log_softmax_top(logits, self._n_logprobs)
-        return TokenLogprob(token, found.of(token), tuple(found.top))
+        found = log_softmax_top(self._rows[row], self._n_logprobs)
+        return Choice(token, TokenLogprob(token, found.of(token), tuple(found.top)))
+
+
+class HostRows:
+    """Rows of a device buffer, each copied to the host when it is first read."""
+
+    def __init__(self, ops, buffer):
+        self._ops, self._buffer, self._read = ops, buffer, {}
+
+    def __getitem__(self, row):
+        if row not in self._read:
+            self._read[row] = self._ops.download(self._buffer[row])
+        return self._read[row]
 
 
 def check_logprobs(n_logprobs, vocab_size):

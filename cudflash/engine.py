@@ -16,10 +16,14 @@ from cudflash.model.buffers import Allocator, Workspace
 from cudflash.model.cache import check_kv_type
 from cudflash.model.runner import ALL, NONE, Runner
 from cudflash.model.weights import load_target
-from cudflash.plan import choose_context, plan_target
+from cudflash.pair import open_pair
+from cudflash.plan import choose_context, plan_pair
 from cudflash.prompts import check_ids
 from cudflash.result import RECEIPT_SCHEMA
+from cudflash.rounds import StepMeter
 from cudflash.session import Session
+from cudflash.spec.drafters import check_drafter
+from cudflash.spec.verify_length import default_verify_length
 
 
 def load(
@@ -35,15 +39,17 @@ def load(
     activations=None,
     threads=None,
     progress=None,
+    draft_full_block=True,
+    identity=None,
 ):
-    """Load a target model.
+    """Load a target model and, if given, its draft.
 
     Parameters
     ----------
     target : str or path-like
         GGUF file.
     draft : str or path-like, optional
-        Not supported by this version.
+        DFlash or DFlash2 draft: a GGUF file, or a directory with config.json and safetensors.
     device : {"auto", "cpu", "cuda"}
         "auto" takes a usable GPU, else the CPU; ``Engine.device.reason`` tells why.
     n_ctx : int, optional
@@ -51,14 +57,26 @@ def load(
         absent. More than the model was trained for is allowed and noted in ``Engine.notes``.
     kv_type : {"f16", "f32"}
         Type of cached keys and values.
-    draft_sink, draft_window, drafter
-        Need a draft.
+    draft_sink : int, optional
+        Rows pinned at the start of a windowed draft's context; ``loader.draft_config.DEFAULT_SINK``
+        if absent.
+    draft_window : int, optional
+        Override of the draft's window, 0 for none. Needs a draft, as ``draft_sink`` does.
+    drafter : Drafter, or callable that returns one, optional
+        Instead of a draft file: a callable (a class, say) is asked once per session, an instance is
+        shared by all sessions and can serve only one answer at a time.
     activations : {"int8", "int8x2"}, optional
         Precision of activations in packed products; ``cudflash.defaults.ACTIVATIONS`` if absent.
     threads : int, optional
         CPU threads; the usable physical cores if absent. Results do not depend on it.
     progress : callable, optional
-        Called with (bytes read, bytes in all) while weights are packed.
+        Called with (bytes read, bytes in all) while weights are packed, the draft's after the
+        target's.
+    draft_full_block : bool
+        Run the draft with the block it was trained with whatever the verify length. False runs
+        shorter blocks, which is cheaper and proposes other tokens.
+    identity : str or path-like, optional
+        File from ``cudflash identity``: a pair that differs in any field is refused.
 
     Returns
     -------
@@ -70,18 +88,15 @@ def load(
         For a damaged or unsupported file.
     DeviceError
         If the device asked for cannot be used.
+    PairingError
+        If the draft does not belong to the target, or the pair is not that of ``identity``.
     UsageError
         For arguments that cannot be honoured.
     """
-    if draft is not None:
-        raise UnsupportedError(
-            f"{draft}: this version decodes without drafts; load the target alone"
-        )
-    for name, value in (
-        ("draft_sink", draft_sink), ("draft_window", draft_window), ("drafter", drafter)
-    ):  # fmt: skip
-        if value is not None:
-            raise UsageError(f"{name} is {value!r}, but no draft is loaded; omit it")
+    if draft is not None and drafter is not None:
+        raise UsageError("draft and drafter were both given; pass one of them")
+    if drafter is not None and not callable(drafter):
+        check_drafter(drafter)
     activations = defaults.ACTIVATIONS if activations is None else activations
     if activations not in defaults.ACTIVATION_TYPES:
         raise UsageError(
@@ -90,15 +105,21 @@ def load(
         )
     check_kv_type(kv_type)
     chosen = choose_device(device)
-    from cudflash.loader.bind import bind_target
-    from cudflash.loader.gguf import open_gguf
+    pair = open_pair(target, draft, draft_window=draft_window, draft_sink=draft_sink)
+    n_ctx = choose_context(n_ctx, pair.target.config.context_length)
+    if pair.draft is not None:
+        default_verify_length(pair.draft.config.block_size)  # refuses a block too short to verify
+    if identity is not None:
+        from cudflash.identity import check_identity, pair_identity, read_identity
 
-    gguf = open_gguf(target)
-    bound = bind_target(gguf)
-    n_ctx = choose_context(n_ctx, bound.config.context_length)
+        expected = read_identity(identity)
+        check_identity(identity, expected, pair_identity(pair, n_ctx, activations))
     ops = load_ops(chosen)
     ops.set_threads(physical_cores() if threads is None else threads)
-    return Engine(ops, gguf, bound, chosen, n_ctx, kv_type, activations, progress)
+    return Engine(
+        ops, pair, chosen, n_ctx, kv_type, activations, progress,
+        drafter=drafter, full_block=draft_full_block,
+    )  # fmt: skip
 
 
 class Engine:
@@ -107,8 +128,8 @@ class Engine:
     Attributes
     ----------
     config : TargetConfig
-    draft_config : None
-        No draft is loaded.
+    draft_config : DraftConfig or None
+        None when no draft is loaded.
     device : Device
         ``kind``, ``name``, ``reason``.
     plan : Plan
@@ -121,12 +142,17 @@ class Engine:
         Sentences a user should see once: defaults taken, limits exceeded.
     """
 
-    def __init__(self, ops, gguf, target, device, n_ctx, kv_type, activations, progress=None):
-        self.ops, self.gguf, self.device = ops, gguf, device
-        self.config, self.draft_config = target.config, None
+    def __init__(
+        self, ops, pair, device, n_ctx, kv_type, activations, progress=None, *,
+        drafter=None, full_block=True,
+    ):  # fmt: skip
+        target = pair.target
+        self.ops, self.gguf, self.device = ops, pair.gguf, device
+        self.config = target.config
+        self.draft_config = None if pair.draft is None else pair.draft.config
         self.n_ctx, self.kv_type, self.activations = n_ctx, kv_type, activations
-        self.plan = plan_target(
-            ops, target, n_ctx=n_ctx, kv_type=kv_type, activations=activations,
+        self.plan = plan_pair(
+            ops, pair, n_ctx=n_ctx, kv_type=kv_type, activations=activations,
             max_rows=defaults.PREFILL_ROWS, logit_rows=defaults.LOGIT_ROWS,
         )  # fmt: skip
         self.allocator = Allocator(ops)
@@ -135,8 +161,17 @@ class Engine:
             self.allocator, ops, target.config, self.model.matrices(),
             defaults.PREFILL_ROWS, defaults.LOGIT_ROWS, activations,
         )  # fmt: skip
+        self.draft = None
+        if pair.draft is not None:
+            from cudflash.draft_side import DraftSide
+
+            self.draft = DraftSide(
+                ops, pair, self.model, n_ctx, activations, full_block, progress
+            )
+        self.drafter = drafter
+        self.plain_step = StepMeter()  # what speculation is compared with
         self.lock = threading.Lock()  # held for a pass and for reading what it left in scratch
-        self.notes = _notes(target, n_ctx)
+        self.notes = _notes(pair, n_ctx)
         self._tokenizer = None
         self._template = None
         self._digest = None
@@ -220,8 +255,24 @@ class Engine:
         return out
 
     def draft_block(self, tap_rows, anchor):
-        """Run one draft pass; needs a draft."""
-        raise UnsupportedError("no draft is loaded; this version decodes without drafts")
+        """Run one draft pass from an empty context; for tests and diagnosis.
+
+        Parameters
+        ----------
+        tap_rows : ndarray of shape (n, n_taps, hidden_dim), float32
+            Residuals of n tokens, as ``taps`` returns them for the draft's layers.
+        anchor : int
+            The token after them.
+
+        Returns
+        -------
+        DraftBlock
+            ``context_k``, ``context_v``, ``hidden``, ``logits``, ``tokens``.
+        """
+        if self.draft is None:
+            raise UnsupportedError("no draft is loaded; pass draft= to load()")
+        with self.lock:
+            return self.draft.block(tap_rows, anchor)
 
     def _fresh(self, tokens):
         ids = check_ids(tokens, self.config.vocab_size)
@@ -272,13 +323,14 @@ class Engine:
                 "arch": self.config.arch,
                 "name": self.config.name,
             },
-            "draft": None,
+            "draft": None if self.draft is None else self.draft.describe(),
             "device": vars(self.device),
             "kernel_path": kernel_path(self.device),
             "threads": self.ops.threads(),
             "n_ctx": self.n_ctx,
             "kv_type": self.kv_type,
             "activations": self.activations,
+            "numerics": defaults.NUMERICS,
             **request,
         }
 
@@ -302,11 +354,15 @@ def check_taps(layers, n_layers):
     return tuple(int(layer) for layer in layers)
 
 
-def _notes(target, n_ctx):
-    notes = [f"default taken for {line}" for line in target.config.defaults_taken]
-    if n_ctx > target.config.context_length:
+def _notes(pair, n_ctx):
+    config = pair.target.config
+    notes = [f"default taken for {line}" for line in config.defaults_taken]
+    if n_ctx > config.context_length:
         notes.append(
-            f"n_ctx {n_ctx} is more than the {target.config.context_length} positions the model "
+            f"n_ctx {n_ctx} is more than the {config.context_length} positions the model "
             "was trained for; answers may degrade past them"
         )
+    if pair.draft is not None:
+        notes += [f"default taken for the draft: {s}" for s in pair.draft.config.defaults_taken]
+        notes += pair.draft.warnings
     return tuple(notes)

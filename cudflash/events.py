@@ -1,7 +1,9 @@
 """What happens during an answer, as values: the only thing a front end needs to watch.
 
 Plain data, no behaviour. The order is: ``PrefixReused`` (when a session already holds rows), any
-number of ``PromptProgress``, one ``TokenEvent`` per token, one ``Finished``.
+number of ``PromptProgress``, one ``TokenEvent`` per token, one ``Finished``. With a drafter, each
+round's tokens are followed by its ``RoundFinished``, and ``GateChanged``, ``DrafterFailed`` and
+``Diagnosed`` come where they happen.
 """
 
 from dataclasses import dataclass
@@ -9,6 +11,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cudflash.result import Result, TokenLogprob
+    from cudflash.spec.diagnosis import Finding
+    from cudflash.spec.gate import GateEvent
+    from cudflash.spec.guard import DrafterFault
+    from cudflash.spec.stats import RoundRecord
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,34 @@ class TokenEvent:
     token: int
     text: str  # what it adds to the text; "" while text is held back
     logprob: "TokenLogprob | None"
+
+
+@dataclass(frozen=True)
+class RoundFinished:
+    """A round of an answer with a drafter is over; its tokens came just before."""
+
+    record: "RoundRecord"  # proposals, what was accepted, times
+
+
+@dataclass(frozen=True)
+class GateChanged:
+    """Drafting was paused, tried again, or ended for this answer."""
+
+    event: "GateEvent"  # with its reason
+
+
+@dataclass(frozen=True)
+class DrafterFailed:
+    """The drafter had a fault; the answer goes on by plain decoding."""
+
+    fault: "DrafterFault"  # with its reason
+
+
+@dataclass(frozen=True)
+class Diagnosed:
+    """A signature of bad conditioning was seen."""
+
+    finding: "Finding"  # name, sentence, numbers
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,9 @@ class Generation:
             yield from self._prompt()
             if not self._answer.finish_reason:
                 yield from self._decode()
-            yield self._finish()
+            finished = self._finish()
+            yield from self._rounds.events()
+            yield finished
         except (GeneratorExit, KeyboardInterrupt):
             self._rounds.abandon()
             if self._result is None:
@@ -135,8 +137,9 @@ class Generation:
                 self._answer.cancel()
                 break
             with self._engine.lock:
-                last = done + n_rows == len(prompt)
-                self._runner.prefill_chunk(prompt[done : done + n_rows], last)
+                remaining = len(prompt) - done - n_rows
+                last = not remaining
+                self._rounds.prompt_chunk(prompt[done : done + n_rows], last, remaining)
                 done += n_rows
                 choices = self._rounds.choose_first() if last and self._answer.room else []
             if last:
@@ -163,9 +166,10 @@ class Generation:
         else:
             same = min(n_held, len(prompt))
         wanted = min(same, len(prompt) - 1)
-        kept = self._runner.rewind(wanted)
+        rewound = self._rounds.rewind(wanted)
         difference = same if same < min(n_held, len(prompt)) else None
-        return PrefixReused(kept, len(prompt), difference, _reason(n_held, wanted, kept, difference))
+        reason = _reason(n_held, wanted, rewound, difference)
+        return PrefixReused(rewound.rows, len(prompt), difference, reason)
 
     def _decode(self):
         started = self._clock()
@@ -179,6 +183,7 @@ class Generation:
                         choices = self._rounds.next(self._answer.room)
                         events = list(self._emit(choices))
                         self._rounds.settle(len(events))
+                        events += self._rounds.events()
                     except BaseException:
                         self._rounds.abandon()
                         raise
@@ -202,7 +207,10 @@ class Generation:
     def _finish(self):
         """Make the result; an answer that has not ended by itself was cancelled."""
         text = self._answer.cancel()
+        with self._engine.lock:
+            self._rounds.finish()
         answer, request = self._answer, self._request
+        receipt = {**request.receipt, **self._rounds.receipt()}
         self._result = Result(
             text=answer.text,
             tokens=tuple(answer.tokens),
@@ -211,7 +219,7 @@ class Generation:
             finish_reason=answer.finish_reason,
             stopped_by=answer.stopped_by,
             stats=self._stats(),
-            make_receipt=lambda: self._engine.receipt(request.receipt),
+            make_receipt=lambda: self._engine.receipt(receipt),
         )
         self._on_end(self)
         return Finished(self._result, text)
@@ -229,17 +237,20 @@ class Generation:
             "decode_tokens": decoded,  # all but the first, which the prompt pass gives
             "decode_tps": 1e3 * decoded / decode_ms if decode_ms else None,
             "rounds": self._n_rounds,
+            "speculative": self._rounds.stats(),
         }
 
 
-def _reason(n_held, wanted, kept, difference):
+def _reason(n_held, wanted, rewound, difference):
     """Why the session's rows were reused no further; "" for an empty session."""
     if n_held == 0:
         return ""
+    kept = rewound.rows
     if kept < wanted:
+        start = f"from token {kept}" if kept else "from its start"
         return (
-            f"the first {wanted} tokens are the same, but a sliding layer no longer holds the rows "
-            "before them, so the prompt is evaluated from its start"
+            f"the first {wanted} tokens are the same, but {rewound.lost} no longer holds the rows "
+            f"before them, so the prompt is evaluated {start}"
         )
     if difference is not None:
         return f"the prompt differs from the session's tokens at index {difference}"

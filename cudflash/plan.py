@@ -4,7 +4,7 @@ Owns the sizes; the same functions size the buffers when they are allocated. Mus
 Invariant: ``Plan.total`` is what load and one session then allocate, within 1 %.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cudflash import defaults
 from cudflash.errors import UsageError
@@ -47,13 +47,15 @@ class Plan:
     mapped: int  # bytes of the embedding that are read from the file's map, not allocated
     kv_layers: tuple[int, ...]  # bytes per layer
     contexts: tuple[ContextRow, ...]
+    taps: int = 0  # captured layers of a block, for the draft
+    draft: dict = field(default_factory=dict)  # bytes of the draft by the same kinds; {} without
 
     @property
     def total(self):
         """Bytes of all kinds; ``mapped`` is not allocated and not counted."""
         return (
             self.weights + self.embedding + self.norms + self.rope + self.kv
-            + self.scratch + self.logits + self.io
+            + self.scratch + self.logits + self.io + self.taps + sum(self.draft.values())
         )  # fmt: skip
 
     def to_dict(self):
@@ -74,6 +76,7 @@ def choose_context(n_ctx, context_length):
 
 def plan(
     target,
+    draft=None,
     *,
     device="auto",
     n_ctx=None,
@@ -81,13 +84,17 @@ def plan(
     activations=None,
     max_rows=defaults.PREFILL_ROWS,
     logit_rows=defaults.LOGIT_ROWS,
+    draft_window=None,
+    draft_sink=None,
 ):
-    """Plan a model file without loading it.
+    """Plan a model file, and its draft if given, without loading it.
 
     Parameters
     ----------
     target : str, path-like
         GGUF file.
+    draft, draft_window, draft_sink
+        As in ``cudflash.load``.
     device, n_ctx, kv_type, activations
         As in ``cudflash.load``.
     max_rows : int
@@ -100,14 +107,13 @@ def plan(
     Plan
     """
     from cudflash.device import choose_device, load_ops
-    from cudflash.loader.bind import bind_target
-    from cudflash.loader.gguf import open_gguf
+    from cudflash.pair import open_pair
 
-    bound = bind_target(open_gguf(target))
-    return plan_target(
+    pair = open_pair(target, draft, draft_window=draft_window, draft_sink=draft_sink)
+    return plan_pair(
         load_ops(choose_device(device)),
-        bound,
-        n_ctx=choose_context(n_ctx, bound.config.context_length),
+        pair,
+        n_ctx=choose_context(n_ctx, pair.target.config.context_length),
         kv_type=kv_type,
         activations=defaults.ACTIVATIONS if activations is None else activations,
         max_rows=max_rows,
@@ -115,9 +121,9 @@ def plan(
     )
 
 
-def plan_target(
+def plan_pair(
     ops,
-    target,
+    pair,
     *,
     n_ctx,
     kv_type,
@@ -125,7 +131,8 @@ def plan_target(
     max_rows=defaults.PREFILL_ROWS,
     logit_rows=defaults.LOGIT_ROWS,
 ):
-    """Plan a bound target on a backend; parameters as in ``plan``, none optional but the rows."""
+    """Plan an opened pair on a backend; parameters as in ``plan``, none optional but the rows."""
+    target, draft = pair.target, pair.draft
     check_kv_type(kv_type)
     if activations not in defaults.ACTIVATION_TYPES:
         raise UsageError(
@@ -143,18 +150,21 @@ def plan_target(
         "scratch": _scratch(ops, config, refs, max_rows, activations),
         "logits": logit_rows * config.vocab_size * 4,
         "io": logit_rows * 4 + 4 + 2 * max_rows * 4,
+        "taps": 0,
     }
+    if draft is not None:
+        fixed["taps"] = max_rows * len(draft.config.taps) * config.hidden_dim * 4
 
     def varying(context):
         layers = kv_bytes(config, context, kv_type, max_rows, ops.CHUNK)
-        return layers, _rope(config, context)
+        return layers, _rope(config, context), _draft(ops, draft, context, activations)
 
-    kv_layers, rope = varying(n_ctx)
+    kv_layers, rope, drafting = varying(n_ctx)
     rows = []
     for context in sorted({*TABLE_CONTEXTS, n_ctx, config.context_length}):
         if context <= max(config.context_length, n_ctx):
-            layers, tables = varying(context)
-            total = sum(fixed.values()) + sum(layers) + tables
+            layers, tables, of_draft = varying(context)
+            total = sum(fixed.values()) + sum(layers) + tables + sum(of_draft.values())
             rows.append(ContextRow(context, sum(layers), total))
     return Plan(
         n_ctx=n_ctx,
@@ -164,6 +174,7 @@ def plan_target(
         logit_rows=logit_rows,
         rope=rope,
         kv=sum(kv_layers),
+        draft=drafting,
         mapped=0 if embedding else embd.raw.nbytes,
         kv_layers=kv_layers,
         contexts=tuple(rows),
@@ -178,6 +189,14 @@ def kv_bytes(config, n_ctx, kv_type, max_rows, chunk):
         layer_capacity(layer.window, n_ctx, max_rows, chunk) * layer.n_kv_heads * row
         for layer in config.layers
     )
+
+
+def _draft(ops, draft, n_ctx, activations):
+    if draft is None:
+        return {}
+    from cudflash.model.draft_buffers import draft_memory
+
+    return draft_memory(ops, draft, n_ctx, activations)
 
 
 def _rope(config, n_ctx):

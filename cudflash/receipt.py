@@ -17,7 +17,7 @@ from cudflash.errors import CudflashError, FormatError
 from cudflash.result import RECEIPT_SCHEMA
 from cudflash.spec.acceptance import ENDS, RULES
 from cudflash.spec.gate import CLOSED, DISABLED, MODES, OFF, OPEN
-from cudflash.spec.stats import identities, require_draft
+from cudflash.spec.stats import identities, why_nothing
 
 SOURCES = ("file", "override", "absent")
 _TIMES = ("_ms", "_speedup")
@@ -66,11 +66,7 @@ def speculative_part(mode, accept, state, drafter, verify_length, findings=()):
     part["counts"] = {key: v for key, v in counts.items() if not key.endswith(_TIMES)}
     part["trace"] = state.trace()
     part["used"] = state.stats.drafted > 0
-    part["reason"] = ""
-    try:
-        require_draft(state.stats, drafter.fault)
-    except CudflashError as err:
-        part["reason"] = str(err)
+    part["reason"] = why_nothing(state.stats, drafter.fault)
     return part
 
 

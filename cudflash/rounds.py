@@ -1,32 +1,127 @@
-"""Rounds: how the next tokens of an answer are made. Plain decoding makes one per round.
+"""Rounds: how the prompt is evaluated and the next tokens of an answer are made.
 
 The protocol, followed by plain and by speculative rounds:
 
+- ``rewind(wanted)`` begins an answer: the first rows of the session that can be kept stay;
+- ``prompt_chunk(tokens, last, remaining)`` evaluates and commits a part of the prompt;
 - ``choose_first()`` chooses from the logits that the prompt has left (its block is committed);
 - ``next(room)`` evaluates the newest token (and drafts after it) and returns the tokens chosen in
   this round, at least one and at most ``room``, leaving its block open;
 - ``settle(kept)`` ends the round: the first ``kept`` of its tokens became part of the answer. The
   rows of the token before them and of all of them but the last are committed, the others dropped;
-- ``abandon()`` drops an open block, whatever state it is in.
+- ``abandon()`` drops an open block, whatever state it is in;
+- ``finish()`` ends the answer, however it ended; afterwards ``stats()`` and ``receipt()`` tell.
+
+``events()`` returns what happened since it was last asked.
 
 Invariant: between rounds the newest token of the answer is chosen but not evaluated, and caches hold
 exactly the tokens before it.
 """
 
+import time
+from collections import deque
+from dataclasses import dataclass
+from statistics import median
 
-class PlainRounds:
+
+@dataclass(frozen=True)
+class Rewound:
+    """What ``rewind`` has kept."""
+
+    rows: int
+    lost: str  # what no longer holds the rows that were wanted, "" when all are kept
+
+
+class Rounds:
+    """What both kinds of rounds share: a target evaluates the prompt, and there is no news.
+
+    Parameters
+    ----------
+    runner : Runner
+    """
+
+    def __init__(self, runner):
+        self._runner = runner
+
+    def rewind(self, wanted):
+        """Keep at most the first ``wanted`` rows.
+
+        Returns
+        -------
+        Rewound
+        """
+        kept = self._runner.rewind(wanted)
+        return Rewound(kept, "a sliding layer" if kept < wanted else "")
+
+    def prompt_chunk(self, tokens, last, remaining):
+        """Evaluate and commit a part of the prompt.
+
+        Parameters
+        ----------
+        tokens : sequence of int
+        last : bool
+            Leave the logits of its last row.
+        remaining : int
+            Prompt tokens after these.
+        """
+        self._runner.prefill_chunk(tokens, last)
+
+    def events(self):
+        """Events since the last call."""
+        return ()
+
+    def finish(self):
+        """End the answer."""
+
+    def stats(self):
+        """Counters of speculation, None without."""
+        return None
+
+    def receipt(self):
+        """What the receipt says about speculation, under its keys."""
+        return {}
+
+
+class StepMeter:
+    """Time of one plain decoding step, as lately measured on an engine."""
+
+    def __init__(self, size=32):
+        self._ms = deque(maxlen=size)
+
+    def add(self, ms):
+        """Take a measured step."""
+        self._ms.append(ms)
+
+    @property
+    def ms(self):
+        """Median, None before the first step."""
+        return median(self._ms) if self._ms else None
+
+
+class PlainRounds(Rounds):
     """One target pass, one token.
 
     Parameters
     ----------
     runner : Runner
     chooser : Chooser
+    meter : StepMeter
+    mode : {"auto", "on", "off"}
+    reason : str
+        Why nothing is drafted.
     """
 
-    def __init__(self, runner, chooser):
-        self._runner, self._chooser = runner, chooser
+    def __init__(self, runner, chooser, meter, mode, reason):
+        super().__init__(runner)
+        self._chooser, self._meter = chooser, meter
+        self._about = {"mode": mode, "used": False, "reason": reason}
         self._newest = None  # chosen, not evaluated
         self._chosen = None
+
+    def rewind(self, wanted):
+        """Keep at most the first ``wanted`` rows; no layers are captured from here on."""
+        self._runner.set_taps(())
+        return super().rewind(wanted)
 
     def choose_first(self):
         """Choose from the logits that the prompt's last row has left."""
@@ -36,9 +131,11 @@ class PlainRounds:
 
     def next(self, room):
         """Evaluate the newest token, choose one; ``room`` is at least 1."""
+        started = time.perf_counter()
         self._runner.step((self._newest.token,))
         self._chooser.read(self._runner.cache.length)
         self._chosen = self._chooser.choose()
+        self._meter.add(1e3 * (time.perf_counter() - started))
         return [self._chosen]
 
     def settle(self, kept):
@@ -49,3 +146,7 @@ class PlainRounds:
     def abandon(self):
         """Drop an open block."""
         self._runner.rollback()
+
+    def receipt(self):
+        """The part without a drafter."""
+        return {"speculative": self._about}

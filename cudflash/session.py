@@ -7,11 +7,16 @@ proceeds. Invariant: a request is refused before any work, with both numbers whe
 import threading
 
 from cudflash.choose import Chooser, check_logprobs
-from cudflash.errors import ContextLengthError, UnsupportedError, UsageError
+from cudflash.errors import ContextLengthError, UsageError
 from cudflash.generation import Generation, Request
 from cudflash.model.runner import Runner
 from cudflash.prompts import prompt_ids
 from cudflash.rounds import PlainRounds
+from cudflash.spec.acceptance import rule_in_effect
+from cudflash.spec.gate import OFF
+from cudflash.spec.guard import GuardedDrafter
+from cudflash.spec.round import Limits, check_speculative
+from cudflash.spec_rounds import SpecOptions, SpecRounds
 from cudflash.stop import StopRules, stop_rules
 
 
@@ -29,6 +34,30 @@ class Session:
         )
         self._lock = threading.Lock()
         self._current = None
+        self._drafter = self._own_drafter()
+        if self._drafter is not None:  # so that their buffer is there before the first answer
+            self._runner.set_taps(self._drafter.taps)
+
+    def _own_drafter(self):
+        """The engine's drafter for this conversation, None without one."""
+        engine = self._engine
+        if engine.draft is not None:
+            return engine.draft.drafter(engine.config.vocab_size)
+        made = engine.drafter
+        if made is not None and (isinstance(made, type) or not hasattr(made, "propose")):
+            made = made()
+        return None if made is None else self._guard(made)
+
+    def _guard(self, drafter):
+        """A drafter made safe to use; its taps must be layers of the model."""
+        guard = GuardedDrafter(drafter, self._engine.config.vocab_size)
+        n_layers = self._engine.config.n_layers
+        for layer in guard.taps:
+            if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < n_layers:
+                raise UsageError(
+                    f"the drafter '{guard.name}' taps layer {layer!r}, expected 0 to {n_layers - 1}"
+                )
+        return guard
 
     @property
     def tokens(self):
@@ -63,24 +92,29 @@ class Session:
         sampling : SamplingConfig, optional
             llama.cpp's defaults if absent.
         speculative : {"auto", "on", "off"}
-            "on" needs a draft.
+            "auto" drafts while it pays, "on" always (and needs a drafter), "off" never.
         verify_length : int, optional
-            Needs a draft.
+            Tokens drafted per round at most: 3, 7 or 15, and less than the draft's block. 7 if
+            absent, or the largest legal one below it. Needs a drafter.
         accept : {"match", "ratio"}
+            "match": the tokens of plain decoding with the same seed. "ratio": their distribution,
+            with more drafts accepted at temperatures above 0.
         stop : token ids and strings
             See ``cudflash.stop``. End-of-generation tokens of the model always stop.
         logprobs : int
             Most likely ids reported per token; 0 reports no log-probabilities.
         seed : int, optional
             Drawn from the system if absent; the receipt tells it.
-        drafter : object, optional
+        drafter : Drafter, optional
+            Instead of the engine's for this answer; works without a draft.
 
         Returns
         -------
         Generation
             Iterator of events (``cudflash.events``); ``.result()`` runs it to the end.
             ``Result.stats``: prompt_ms, prompt_tokens_evaluated, prompt_tps, decode_ms,
-            decode_tokens, decode_tps, rounds; times in ms, rates in tokens per second or None.
+            decode_tokens, decode_tps, rounds; times in ms, rates in tokens per second or None; and
+            speculative: None without a drafter, else the counters of ``cudflash.spec.stats``.
 
         Raises
         ------
@@ -90,7 +124,8 @@ class Session:
             If prompt and ``max_tokens`` do not fit the context.
         """
         engine = self._engine
-        check_speculation(speculative, verify_length, accept, drafter)
+        guard = self._drafter if drafter is None else self._guard(drafter)
+        verify_length = check_speculative(speculative, verify_length, guard)
         vocab_size = engine.config.vocab_size
         check_logprobs(logprobs, vocab_size)
         ids = prompt_ids(prompt, engine.tokenizer, engine.chat_template, vocab_size)
@@ -98,16 +133,25 @@ class Session:
         rules = stop_rules(stop, engine.tokenizer.eog_ids, vocab_size)
         rules = with_control_tokens(rules, engine.tokenizer)
         chain = self._chain(sampling, seed, ids)
+        rule_in_effect(accept, chain)
         chooser = Chooser(engine.ops, engine.work, chain, logprobs)
         receipt = {
             "sampling": chain.config.to_dict(),
             "seed": chain.seed,
             "max_tokens": max_tokens,
             "stop": {"strings": list(rules.strings), "ids": sorted(rules.ids)},
-            "speculative": {"mode": speculative, "used": False, "reason": "no draft is loaded"},
         }
+        if drafter is not None:
+            receipt["draft"] = None  # the loaded one has no part in this answer
         request = Request(ids, max_tokens, rules, chooser, receipt)
-        rounds = PlainRounds(self._runner, chooser)
+        if guard is None or speculative == OFF:
+            reason = "no draft is loaded" if guard is None else "it is switched off for this answer"
+            rounds = PlainRounds(self._runner, chooser, engine.plain_step, speculative, reason)
+        else:
+            limits = Limits(verify_length, engine.n_ctx, vocab_size, rules.ids)
+            settings = engine.draft.settings if guard is self._drafter and engine.draft else ()
+            options = SpecOptions(speculative, accept, limits, settings)
+            rounds = SpecRounds(self._runner, chooser, guard, options, engine.plain_step)
         with self._lock:
             if self._current is not None:
                 self._current.close()
@@ -181,16 +225,3 @@ def check_length(n_prompt, max_tokens, n_ctx):
             "with a larger n_ctx"
         )
     return max_tokens
-
-
-def check_speculation(speculative, verify_length, accept, drafter):
-    """Raise for settings that need a draft, none being loaded."""
-    if speculative not in ("auto", "on", "off"):
-        raise UsageError(f"speculative is {speculative!r}, expected auto, on or off")
-    if accept not in ("match", "ratio"):
-        raise UsageError(f"accept is {accept!r}, expected match or ratio")
-    if drafter is not None:
-        raise UnsupportedError("a drafter was given, but this version decodes without one; omit it")
-    if speculative == "on" or verify_length is not None:
-        wanted = "speculative='on'" if speculative == "on" else f"verify_length={verify_length}"
-        raise UsageError(f"{wanted} needs a draft, but none is loaded; pass draft= to load()")

@@ -62,7 +62,9 @@ def test_context_defaults_to_the_model_up_to_a_limit():
 @pytest.mark.parametrize(
     "options, error, words",
     [
-        ({"draft": "x.gguf"}, UnsupportedError, "x.gguf"),
+        ({"draft": "x.gguf"}, CudflashError, "x.gguf"),
+        ({"draft": PATH}, UsageError, "this is a target"),
+        ({"draft": "x.gguf", "drafter": object()}, UsageError, "both"),
         ({"draft_window": 8}, UsageError, "draft_window"),
         ({"draft_sink": 8}, UsageError, "draft_sink"),
         ({"drafter": object()}, UsageError, "drafter"),

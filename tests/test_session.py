@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import cudflash
-from cudflash.errors import ContextLengthError, NumericsError, UnsupportedError, UsageError
+from cudflash.errors import ContextLengthError, NumericsError, UsageError
 from cudflash.events import PrefixReused, PromptProgress, TokenEvent
 from tests.helpers.engines import SMALL_ROWS, engine, greedy
 from tests.helpers.vectors import ARCHES, target_case
@@ -289,7 +289,7 @@ def test_max_tokens_is_exact(max_tokens):
         ({"max_tokens": 1, "speculative": "maybe"}, UsageError, "auto, on or off"),
         ({"max_tokens": 1, "verify_length": 7}, UsageError, "needs a draft"),
         ({"max_tokens": 1, "accept": "sometimes"}, UsageError, "match or ratio"),
-        ({"max_tokens": 1, "drafter": object()}, UnsupportedError, "drafter"),
+        ({"max_tokens": 1, "drafter": object()}, UsageError, "drafter"),
         ({"max_tokens": 1, "seed": -7}, UsageError, "seed"),
     ],
 )

@@ -51,7 +51,7 @@ class Runner:
         self._block = []  # ids of the open block
         self._graphs = OrderedDict()
         self._taps = ()
-        self._tap_rows = None
+        self._tap_buffers = {}  # by number of taps: what one answer taps, the next may not
 
     @property
     def max_rows(self):
@@ -62,19 +62,19 @@ class Runner:
 
     def set_taps(self, layers):
         """Capture the output residual of these layers (0-based) in every following pass."""
-        layers = tuple(layers)
-        if layers != self._taps:
-            self._taps = layers
-            self._graphs.clear()
-            self._tap_rows = None
-            if layers:
-                self._tap_rows = tap_buffer(
-                    self.allocator, self._work.max_rows, len(layers), self._model.config.hidden_dim
-                )
+        self._taps = tuple(layers)
+        n_taps = len(self._taps)
+        if n_taps and n_taps not in self._tap_buffers:
+            self._tap_buffers[n_taps] = tap_buffer(
+                self.allocator, self._work.max_rows, n_taps, self._model.config.hidden_dim
+            )
 
     def tap_rows(self, n_rows):
-        """Buffer (n_rows, n_taps, hidden_dim) of the last pass, valid until the next one."""
-        return self._tap_rows[:n_rows]
+        """Buffer (n_rows, n_taps, hidden_dim) of the last pass, valid until the next one.
+
+        None where no layers are captured.
+        """
+        return self._tap_buffers[len(self._taps)][:n_rows] if self._taps else None
 
     # -- passes ---------------------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ class Runner:
             self._host_inputs[0, :n] = tokens
             self._host_inputs[1, :n] = self._all_positions[first : first + n]
             self._ops.copy_in(self._inputs, self._host_inputs)
-            self._graph((n, which, head and which != NONE)).launch()
+            self._graph((n, which, head and which != NONE, self._taps)).launch()
         except BaseException:
             self.cache.rollback()
             raise
@@ -156,9 +156,8 @@ class Runner:
             if only_head:
                 one.head(slice(key[1], key[2]))
             else:
-                _, which, head = key
-                taps_out = None if self._tap_rows is None else self._tap_rows[:n]
-                one.forward(which, self._taps, taps_out)
+                _, which, head, taps = key
+                one.forward(which, taps, self.tap_rows(n))
                 if head:
                     one.head(selected_rows(n, which))
         return graph

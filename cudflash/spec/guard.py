@@ -62,8 +62,10 @@ class GuardedDrafter:
             ),
         )
 
-    def observe(self, tokens, taps=None):
-        """Hand over evaluated rows."""
+    def observe(self, tokens, taps=None, remaining=0):
+        """Hand over evaluated rows; ``remaining`` rows of a prompt will follow them."""
+        if remaining and hasattr(self.drafter, "expect"):
+            self._call("observe", lambda: self.drafter.expect(remaining))
         self._call("observe", lambda: self.drafter.observe(tokens, taps))
 
     def commit(self, n):

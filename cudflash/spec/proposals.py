@@ -211,6 +211,11 @@ class DraftSampler:
     config : SamplingConfig
         The request's.
     n_vocab : int
+
+    Attributes
+    ----------
+    temperature : float
+        The request's, for drafters that truncate in a way of their own.
     """
 
     def __init__(self, config, n_vocab):
@@ -222,6 +227,7 @@ class DraftSampler:
             "dry_multiplier": 0.0,
             "xtc_probability": 0.0,
         }
+        self.temperature = config.temperature
         # The seed is never used: this chain is only asked for distributions.
         self._chain = SamplerChain(SamplingConfig.from_dict(kept), 0, n_vocab=n_vocab)
 

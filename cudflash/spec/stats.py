@@ -114,6 +114,10 @@ class SpecStats:
         self._plain_times = []
         self._drafting_emitted, self._drafting_ms = 0, 0.0
 
+    def give_plain_step(self, ms):
+        """Take the time of a plain step that was measured outside the answer."""
+        self._plain_given = ms
+
     @property
     def rounds(self):
         """Target passes after the prompt's."""
@@ -287,13 +291,17 @@ def require_draft(stats, fault=None):
     ------
     UsageError
     """
+    reason = why_nothing(stats, fault)
+    if reason:
+        raise UsageError(f"a draft was required, but no proposal was made in this answer: {reason}")
+
+
+def why_nothing(stats, fault=None):
+    """Why an answer had no proposal, "" when it had one."""
     if stats.drafted:
-        return
-    reason = fault.reason if fault is not None else _why_nothing(stats)
-    raise UsageError(f"a draft was required, but no proposal was made in this answer: {reason}")
-
-
-def _why_nothing(stats):
+        return ""
+    if fault is not None:
+        return fault.reason
     if not stats.rounds:
         return "it had no round after the prompt"
     listed = ", ".join(f"{reason} ({n} rounds)" for reason, n in sorted(stats.skipped.items()))

@@ -8,6 +8,7 @@ from cudflash.loader.streaming import StreamDecoder
 
 from cudflash.choose import Choice
 from cudflash.generation import Generation, Request
+from cudflash.rounds import Rounds
 from cudflash.stop import StopRules
 
 EOG = 999
@@ -45,10 +46,11 @@ class ScriptedRunner:
         self.tokens += tokens
 
 
-class ScriptedRounds:
+class ScriptedRounds(Rounds):
     """Emits a list of tokens in rounds of given sizes; keeps the runner's ids as rounds must."""
 
     def __init__(self, runner, script, sizes=(1,), fail_at=None):
+        super().__init__(runner)
         self.runner, self.script = runner, list(script)
         self.sizes, self.n_rounds, self.fail_at = sizes, 0, fail_at
         self.at, self.open, self.settled, self.abandoned = 0, None, [], 0

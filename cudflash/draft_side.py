@@ -1,0 +1,67 @@
+"""The loaded draft of an engine: weights and scratch shared by its sessions, one drafter for each.
+
+Owns the draft's device memory. Must not know how an answer proceeds.
+"""
+
+from cudflash.model.buffers import Allocator
+from cudflash.model.draft_buffers import DraftWorkspace
+from cudflash.model.draft_runner import DraftRunner, draft_block
+from cudflash.model.draft_weights import load_draft
+from cudflash.pair import describe_draft, draft_settings
+from cudflash.spec.dflash import DFlashDrafter
+from cudflash.spec.guard import GuardedDrafter
+
+
+class DraftSide:
+    """A draft on the device of its target.
+
+    Parameters
+    ----------
+    ops : module
+    pair : Pair
+        With a draft.
+    target : TargetModel
+        Its embedding and head are shared.
+    n_ctx : int
+    activations : str
+    full_block : bool
+    progress : callable, optional
+
+    Attributes
+    ----------
+    config : DraftConfig
+    settings : tuple
+        For the diagnosis of an answer.
+    allocator : Allocator
+    """
+
+    def __init__(self, ops, pair, target, n_ctx, activations, full_block, progress=None):
+        self._ops, self._pair = ops, pair
+        self.config = pair.draft.config
+        self.settings = draft_settings(pair)
+        self.full_block = full_block
+        self.allocator = Allocator(ops)
+        self.model = load_draft(ops, pair.draft, target, n_ctx, self.allocator, progress)
+        self.work = DraftWorkspace(self.allocator, ops, self.model, activations)
+        self._digest = None
+
+    def drafter(self, vocab_size):
+        """Return a drafter for one conversation."""
+        runner = DraftRunner(self._ops, self.model, self.work)
+        return GuardedDrafter(DFlashDrafter(runner, self.full_block), vocab_size)
+
+    def block(self, tap_rows, anchor):
+        """Run one draft pass on a context of its own: see ``Engine.draft_block``."""
+        return draft_block(self._ops, self.model, self.work, tap_rows, anchor)
+
+    def digest(self):
+        """SHA-256 of the draft; read once, on first use."""
+        if self._digest is None:
+            from cudflash.loader.pairing import draft_digest
+
+            self._digest = draft_digest(self._pair.draft)
+        return self._digest
+
+    def describe(self):
+        """What a receipt says about the draft."""
+        return describe_draft(self._pair, self.digest(), self.full_block)

@@ -1,0 +1,111 @@
+"""The drafter of a DFlash or DFlash2 draft: its passes behind the drafter protocol.
+
+Owns which distribution a proposal was truly drawn from. Must not know targets or acceptance rules.
+Invariant: under ``ratio`` every proposed token was drawn with one double of the answer's generator,
+in order; without a sampler every token is the draft's own choice, a point mass.
+
+How tokens come about:
+
+============ ============================== ====================================================
+kind         ``match``, temperature 0       ``ratio``
+============ ============================== ====================================================
+dflash       argmax of each row             one draw per row, truncated as ``DraftSampler`` says
+dflash2      greedy walk of the selector    one draw per row among the walk's candidates, softmax of
+                                            their scores over the request's temperature
+============ ============================== ====================================================
+"""
+
+import numpy as np
+
+from cudflash.errors import NumericsError
+from cudflash.model.draft_walk import sample_walk
+from cudflash.spec.proposals import POINT_MASS, Proposal, ProposalDistribution
+
+
+class DFlashDrafter:
+    """Drafts with a loaded draft; follows the ``Drafter`` protocol.
+
+    Parameters
+    ----------
+    runner : DraftRunner
+    full_block : bool
+        Always run the block that the draft was trained with, whatever is proposed of it. False
+        runs a block of just the proposed rows and the anchor's, which is cheaper, and another
+        conditioning: rows of a block see one another.
+
+    Attributes
+    ----------
+    name : str
+        "dflash" or "dflash2".
+    taps, block_size
+        As the draft's file says.
+    echoes : list of (int, int)
+        Per block since ``rewind``: the most likely token of row 0, and the anchor.
+    """
+
+    def __init__(self, runner, full_block=True):
+        config = runner.config
+        self.runner, self.full_block = runner, full_block
+        self.name, self.taps, self.block_size = config.kind, config.taps, config.block_size
+        self.echoes = []
+        self._remaining = 0
+
+    @property
+    def length(self):
+        """Committed rows."""
+        return self.runner.length
+
+    def expect(self, n_rows):
+        """Prepare for rows of the prompt that are sure to follow the next observed ones."""
+        self._remaining = n_rows
+
+    def propose(self, anchor, n, context):
+        """Run one block and propose ``n`` tokens."""
+        block = self.block_size if self.full_block else n + 1
+        outcome = self.runner.propose(anchor, n, block)
+        self.echoes.append((outcome.echo, int(anchor)))
+        if context.sampler is None:
+            return Proposal(outcome.tokens, POINT_MASS, outcome.confidence)
+        if self.name == "dflash2":
+            return self._walk(context)
+        logits = self.runner.logits()
+        if not np.isfinite(logits).all():
+            raise NumericsError("the draft's logits are not finite, expected numbers")
+        return context.sampler.propose(logits, context.rng)
+
+    def _walk(self, context):
+        ids, scores = self.runner.lattice()
+        temperature = context.sampler.temperature
+        tokens, probs = sample_walk(ids, scores, temperature, context.rng.uniform_double)
+        found = tuple(ProposalDistribution(i, p) for i, p in zip(ids, probs))
+        return Proposal(tokens, found, tuple(q.of(t) for q, t in zip(found, tokens)))
+
+    def observe(self, tokens, taps):
+        """Compute the context rows of evaluated tokens; tentative until ``commit``."""
+        remaining, self._remaining = self._remaining, 0
+        self.runner.write(taps, len(tokens), remaining)
+
+    def commit(self, n):
+        """Keep the first ``n`` observed rows."""
+        self.runner.commit(n)
+
+    def rollback(self):
+        """Drop observed rows."""
+        self._remaining = 0
+        self.runner.rollback()
+
+    def rewind(self, length):
+        """Go back to at most ``length`` rows; what a ring has lost is lost."""
+        self.echoes = []
+        return self.runner.rewind(length)
+
+    def boundaries(self):
+        """Committed rows at which something of the draft's context ends, for the diagnosis."""
+        config = self.runner.config
+        if config.window is None:
+            return {}
+        found = {"window": config.window}
+        if config.sink:
+            found["sink and window"] = config.sink + config.window
+        rings = [la.capacity for la in self.runner.context.layers if la.window is not None]
+        return {**found, "ring": rings[0]}

@@ -1,0 +1,219 @@
+"""Rounds with a drafter: the engine's side of ``cudflash.spec.round``.
+
+Owns the way of a block through target, drafter and decision. Must not know text or how an answer is
+shown. Invariant: the tokens are those of plain decoding, whatever the drafter does; target and
+drafter hold the same committed rows whenever control is outside.
+"""
+
+import time
+from dataclasses import dataclass
+
+from cudflash.events import Diagnosed, DrafterFailed, GateChanged, RoundFinished
+from cudflash.model.runner import ALL, LAST, NONE
+from cudflash.receipt import speculative_part
+from cudflash.rounds import Rewound, Rounds
+from cudflash.spec.diagnosis import FIRST_PROPOSALS, diagnose, seed_echo, zero_acceptance
+from cudflash.spec.gate import AcceptanceGate
+from cudflash.spec.round import RoundState
+from cudflash.spec.stats import SpecStats
+from cudflash.spec.transaction import Transaction
+
+PLAIN_STEPS = 3  # measured where an answer had no plain round to compare with
+
+
+@dataclass(frozen=True)
+class SpecOptions:
+    """What an answer asked for, checked."""
+
+    mode: str  # "auto" or "on"
+    accept: str  # "match" or "ratio"
+    limits: object  # Limits
+    settings: tuple = ()  # of the draft, see ``diagnose``
+
+
+class SpecRounds(Rounds):
+    """One target pass, one to verify length + 1 tokens.
+
+    Parameters
+    ----------
+    runner : Runner
+    chooser : Chooser
+    drafter : GuardedDrafter
+    options : SpecOptions
+    meter : StepMeter
+    """
+
+    def __init__(self, runner, chooser, drafter, options, meter):
+        super().__init__(runner)
+        self._chooser, self._drafter, self._options = chooser, drafter, options
+        self._meter = meter
+        self._transaction = Transaction(
+            runner, drafter, None if chooser.on_device else chooser.chain
+        )
+        self._state = None
+        self._events = []
+        self._told_fault = False
+        self._told_zero = False
+        self._findings = ()
+        self._part = None
+
+    # -- prompt ---------------------------------------------------------------------------------
+
+    def rewind(self, wanted):
+        """Keep the rows that target and drafter both hold, at most ``wanted``.
+
+        A drafter without taps is shown the ids of rows it has not seen; one with taps needs the
+        target to evaluate them again.
+        """
+        self._runner.set_taps(self._drafter.taps)
+        kept, lost = wanted, ""
+        while True:
+            held = self._runner.cache.keepable(kept)
+            if held < kept:
+                kept, lost = held, "a sliding layer"
+            drafted = self._drafter.rewind(kept)
+            if self._drafter.fault is not None or drafted == kept:
+                break
+            if not self._drafter.taps:
+                self._drafter.observe(self._runner.tokens[drafted:kept])
+                self._drafter.commit(kept - drafted)
+                break
+            kept, lost = drafted, "the draft's context"
+        return Rewound(self._runner.rewind(kept), lost)
+
+    def prompt_chunk(self, tokens, last, remaining):
+        """Evaluate a part of the prompt, show it to the drafter, commit both."""
+        with self._transaction as transaction:
+            self._runner.step(tokens, LAST if last else NONE)
+            self._drafter.observe(tokens, self._runner.tap_rows(len(tokens)), remaining)
+            transaction.commit(len(tokens))
+        self._note_fault()
+
+    def choose_first(self):
+        """Choose from the logits that the prompt's last row has left."""
+        options, chooser = self._options, self._chooser
+        n_past = self._runner.cache.length
+        chooser.read(n_past - 1)
+        first = chooser.choose()
+        self._state = RoundState(
+            first.token, n_past, limits=options.limits, accept=options.accept,
+            chain=chooser.chain, drafter=self._drafter, gate=AcceptanceGate(options.mode),
+            stats=SpecStats(self._meter.ms),
+        )  # fmt: skip
+        return [first]
+
+    # -- rounds ---------------------------------------------------------------------------------
+
+    def next(self, room):
+        """Draft, evaluate, decide; the block stays open."""
+        state = self._state
+        self._transaction.begin()
+        block = state.plan_block(room, self._runner.tokens)
+        if not self._evaluate(block):
+            if not block.n_drafts:
+                self._chooser.read(self._runner.cache.length, 1)  # raises: plain decoding fails too
+            self._transaction.rollback()
+            self._transaction.begin()
+            block = state.plain_block()
+            self._runner.step(block.tokens)
+            self._chooser.read(self._runner.cache.length, 1)
+        state.observe(self._runner.tap_rows(len(block.tokens)))
+        decision = state.decide(self._chooser.rows())
+        return [self._chooser.made(token, row) for row, token in enumerate(decision.tokens)]
+
+    def _evaluate(self, block):
+        """Whether all logits of the block are finite."""
+        n_rows = len(block.tokens)
+        self._runner.step(block.tokens, LAST if n_rows == 1 else ALL)
+        return self._chooser.fetch(n_rows)
+
+    def settle(self, kept):
+        """Commit the rows of the first ``kept`` tokens but the last, and the anchor's."""
+        self._transaction.commit(kept)
+        record = self._state.settle(kept)
+        if not record.drafted and not record.skipped == "retry":
+            self._meter.add(record.verify_ms + record.decide_ms)
+        self._events.append(RoundFinished(record))
+        self._note_fault()
+        self._events += [GateChanged(event) for event in self._state.drain_events()]
+        self._note_zero()
+
+    def abandon(self):
+        """Drop an open block."""
+        self._transaction.rollback()
+        self._runner.rollback()
+        if self._state is not None:
+            self._state.abandon()
+
+    # -- what is told -----------------------------------------------------------------------------
+
+    def events(self):
+        """Events since the last call."""
+        news, self._events = self._events, []
+        return news
+
+    def _note_fault(self):
+        if self._drafter.fault is not None and not self._told_fault:
+            self._told_fault = True
+            self._events.append(DrafterFailed(self._drafter.fault))
+
+    def _note_zero(self):
+        """Warn as soon as the first proposals are all rejected, not at the end of the answer."""
+        stats = self._state.stats
+        if self._told_zero or stats.accepted or stats.drafted < FIRST_PROPOSALS:
+            return
+        self._told_zero = True
+        found = zero_acceptance((len(r.drafted), r.accepted) for r in stats.records)
+        if found is not None:
+            self._events.append(Diagnosed(found))
+
+    def finish(self):
+        """Measure a plain step if there was none, diagnose, fix what the receipt will say."""
+        options = self._options
+        if self._state is not None:
+            self._measure_plain_step()
+            self._diagnose()
+        self._part = speculative_part(
+            options.mode, options.accept, self._state, self._drafter,
+            options.limits.verify_length, self._findings,
+        )  # fmt: skip
+
+    def _measure_plain_step(self):
+        """Time plain passes at the end of the answer and drop them; only once per engine."""
+        state, cache = self._state, self._runner.cache
+        if not state.stats.rounds or self._meter.ms is not None or cache.length == cache.n_ctx:
+            return
+        for _ in range(PLAIN_STEPS):
+            started = time.perf_counter()
+            self._runner.step((state.anchor,))
+            self._chooser.fetch(1)
+            self._runner.rollback()
+            self._meter.add(1e3 * (time.perf_counter() - started))
+
+    def _diagnose(self):
+        stats, inner = self._state.stats, self._drafter.drafter
+        boundaries = getattr(inner, "boundaries", dict)()
+        found = diagnose(stats.records, stats, boundaries, self._options.settings)
+        echo = seed_echo(*zip(*inner.echoes)) if getattr(inner, "echoes", None) else None
+        self._findings = found if echo is None else (*found, echo)
+        seen = ["zero-acceptance"] if self._told_zero else []
+        self._events += [Diagnosed(f) for f in self._findings if f.name not in seen]
+
+    def stats(self):
+        """Counters of the rounds, with whether drafts were used and why not."""
+        if self._state is None:
+            counts = SpecStats().to_dict()
+            warning = ""
+        else:
+            stats = self._state.stats
+            stats.give_plain_step(self._meter.ms)
+            counts, warning = stats.to_dict(), stats.warning()
+        about = {name: self._part[name] for name in ("mode", "used", "reason", "drafter", "rule")}
+        return {
+            **about, "verify_length": self._options.limits.verify_length, **counts,
+            "warning": warning, "findings": [f.to_dict() for f in self._findings],
+        }  # fmt: skip
+
+    def receipt(self):
+        """The part about speculation."""
+        return {"speculative": self._part}
