@@ -157,7 +157,7 @@ def plan_pair(
 
     def varying(context):
         layers = kv_bytes(config, context, kv_type, max_rows, ops.CHUNK)
-        return layers, _rope(config, context), _draft(ops, draft, context, activations)
+        return layers, _rope(config, context), _draft(ops, pair, context, activations)
 
     kv_layers, rope, drafting = varying(n_ctx)
     rows = []
@@ -191,12 +191,12 @@ def kv_bytes(config, n_ctx, kv_type, max_rows, chunk):
     )
 
 
-def _draft(ops, draft, n_ctx, activations):
-    if draft is None:
+def _draft(ops, pair, n_ctx, activations):
+    if pair.draft is None:
         return {}
     from cudflash.model.draft_buffers import draft_memory
 
-    return draft_memory(ops, draft, n_ctx, activations)
+    return draft_memory(ops, pair.draft, pair.target, n_ctx, activations)
 
 
 def _rope(config, n_ctx):

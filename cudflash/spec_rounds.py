@@ -12,13 +12,19 @@ from cudflash.events import Diagnosed, DrafterFailed, GateChanged, RoundFinished
 from cudflash.model.runner import ALL, LAST, NONE
 from cudflash.receipt import speculative_part
 from cudflash.rounds import Rewound, Rounds
-from cudflash.spec.diagnosis import FIRST_PROPOSALS, diagnose, seed_echo, zero_acceptance
+from cudflash.spec.diagnosis import (
+    FIRST_PROPOSALS,
+    HEALTHY_RATE,
+    diagnose,
+    seed_echo,
+    zero_acceptance,
+)
 from cudflash.spec.gate import AcceptanceGate
 from cudflash.spec.round import RoundState
 from cudflash.spec.stats import SpecStats
 from cudflash.spec.transaction import Transaction
 
-PLAIN_STEPS = 3  # measured where an answer had no plain round to compare with
+PLAIN_STEPS = 4  # run where an answer had no plain round to compare with
 
 
 @dataclass(frozen=True)
@@ -131,7 +137,7 @@ class SpecRounds(Rounds):
         """Commit the rows of the first ``kept`` tokens but the last, and the anchor's."""
         self._transaction.commit(kept)
         record = self._state.settle(kept)
-        if not record.drafted and not record.skipped == "retry":
+        if not record.drafted and record.skipped != "retry":
             self._meter.add(record.verify_ms + record.decide_ms)
         self._events.append(RoundFinished(record))
         self._note_fault()
@@ -183,18 +189,22 @@ class SpecRounds(Rounds):
         state, cache = self._state, self._runner.cache
         if not state.stats.rounds or self._meter.ms is not None or cache.length == cache.n_ctx:
             return
-        for _ in range(PLAIN_STEPS):
+        for index in range(PLAIN_STEPS):
             started = time.perf_counter()
             self._runner.step((state.anchor,))
             self._chooser.fetch(1)
             self._runner.rollback()
-            self._meter.add(1e3 * (time.perf_counter() - started))
+            if index:  # the first one records the pass
+                self._meter.add(1e3 * (time.perf_counter() - started))
 
     def _diagnose(self):
         stats, inner = self._state.stats, self._drafter.drafter
         boundaries = getattr(inner, "boundaries", dict)()
         found = diagnose(stats.records, stats, boundaries, self._options.settings)
-        echo = seed_echo(*zip(*inner.echoes)) if getattr(inner, "echoes", None) else None
+        echo = None
+        # not every draft is trained to echo: worth telling only where drafts are rejected
+        if getattr(inner, "echoes", None) and (stats.acceptance_rate or 0) < HEALTHY_RATE:
+            echo = seed_echo(*zip(*inner.echoes))
         self._findings = found if echo is None else (*found, echo)
         seen = ["zero-acceptance"] if self._told_zero else []
         self._events += [Diagnosed(f) for f in self._findings if f.name not in seen]
