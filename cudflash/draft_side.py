@@ -30,6 +30,7 @@ class DraftSide:
     Attributes
     ----------
     config : DraftConfig
+    path : str
     settings : tuple
         For the diagnosis of an answer.
     allocator : Allocator
@@ -37,7 +38,7 @@ class DraftSide:
 
     def __init__(self, ops, pair, target, n_ctx, activations, full_block, progress=None):
         self._ops, self._pair = ops, pair
-        self.config = pair.draft.config
+        self.config, self.path = pair.draft.config, pair.draft.path
         self.settings = draft_settings(pair)
         self.full_block = full_block
         self.allocator = Allocator(ops)

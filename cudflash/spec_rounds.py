@@ -206,8 +206,11 @@ class SpecRounds(Rounds):
         if getattr(inner, "echoes", None) and (stats.acceptance_rate or 0) < HEALTHY_RATE:
             echo = seed_echo(*zip(*inner.echoes))
         self._findings = found if echo is None else (*found, echo)
-        seen = ["zero-acceptance"] if self._told_zero else []
-        self._events += [Diagnosed(f) for f in self._findings if f.name not in seen]
+        # settings that are not the file's were told when the draft was loaded
+        told = {f"{setting[0]}-not-from-file" for setting in self._options.settings}
+        if self._told_zero:
+            told.add("zero-acceptance")
+        self._events += [Diagnosed(f) for f in self._findings if f.name not in told]
 
     def stats(self):
         """Counters of the rounds, with whether drafts were used and why not."""

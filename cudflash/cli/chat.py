@@ -4,6 +4,11 @@ import click
 
 from cudflash.cli.common import Command, model_option, one_model, output_of, output_options
 from cudflash.cli.conversation import Conversation
+from cudflash.cli.draft_options import (
+    settle_speculation,
+    speculation_options,
+    take_speculation,
+)
 from cudflash.cli.running import (
     engine_options,
     length_option,
@@ -32,6 +37,7 @@ from cudflash.errors import UsageError
 @template_options
 @stop_options
 @engine_options
+@speculation_options
 @sampling_options
 @click.option("--json", "as_json", is_flag=True, help="Each answer as one JSON object.")
 @output_options
@@ -54,9 +60,11 @@ def command(ctx, words, model, system, **params):
         "max_tokens": max_tokens(params.pop("n_tokens")),
         "stop": take_stops(params),
     }
+    speculation = take_speculation(params)
     seed, extra = take_seed(params), take_template(params)
     with CompileNotice(output) as compilation:
         engine = open_engine(output, model, arguments)
+        request |= settle_speculation(output, engine, speculation)
         _need_template(engine, model)
         if params["ignore_eos"]:
             raise UsageError("--ignore-eos would make an answer endless; it is for generate")

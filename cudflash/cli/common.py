@@ -35,8 +35,8 @@ _FOREIGN_OPTIONS = {
     ("-hf", "-hfr", "--hf-repo", "-mu", "--model-url"): (
         "this version downloads no models; give a file with --model"
     ),
-    ("--draft-max", "--draft-n", "--draft-min", "--spec-draft-n-max", "--spec-type", "-cd"): (
-        "drafts are not part of this version; leave it out"
+    ("--draft-min", "--draft-p-min", "--spec-type", "-cd", "--ctx-size-draft", "-ngld"): (
+        "the draft's kind and context come from its file; leave it out"
     ),
     ("--grammar", "--grammar-file", "--json-schema", "-j"): "there is no constrained output",
     ("--samplers", "--sampling-seq"): "the order of the samplers is fixed to llama.cpp's default",

@@ -13,6 +13,13 @@ from cudflash.cli.common import (
     prompt_options,
     read_prompt,
 )
+from cudflash.cli.draft_options import (
+    check_required,
+    require_option,
+    settle_speculation,
+    speculation_options,
+    take_speculation,
+)
 from cudflash.cli.running import (
     chat_prompt,
     engine_options,
@@ -57,6 +64,14 @@ result_options = options(
         metavar="N",
         help="With --json: log-probability of each token and of the N likeliest ones.",
     ),
+    require_option,
+    click.option(
+        "--receipt",
+        "receipt_file",
+        type=click.Path(),
+        metavar="FILE",
+        help="Write how the answer was made, as JSON.",
+    ),
     click.option("--no-stream", is_flag=True, help="Write the answer when it is complete."),
     json_option,
 )
@@ -68,6 +83,7 @@ result_options = options(
 @prompt_options
 @answer_options
 @engine_options
+@speculation_options
 @sampling_options
 @result_options
 @output_options
@@ -85,18 +101,36 @@ def command(ctx, words, model, prompt, prompt_file, escape, **params):
     output = output_of(ctx)
     model, words = one_model(model, words)
     text = read_prompt(prompt, prompt_file, words, escape)
-    result, interrupted = _generate(output, model, text, escape, params)
+    receipt_file = params.pop("receipt_file")
+    speculation, required = take_speculation(params), params.pop("require_draft")
+    result, interrupted = _generate(output, model, text, escape, speculation, params)
     if params["as_json"]:
         output.progress("reading the model file for the receipt's digest")
         output.json(result.to_dict())
     elif params["no_stream"]:
         output.answer(result.text)
     output.note(stats_line(result))
+    if receipt_file is not None:
+        save_receipt(output, receipt_file, result)
+    if required:
+        check_required(result)
     if interrupted:
         ctx.exit(INTERRUPTED)
 
 
-def _generate(output, model, text, escape, params):
+def save_receipt(output, path, result):
+    """Write ``--receipt``; the model is read for its digest."""
+    from cudflash.receipt import write_receipt
+
+    output.progress("reading the model file for the receipt's digest")
+    try:
+        write_receipt(path, result.receipt)
+    except OSError as err:
+        raise UsageError(f"{path}: cannot be written ({err.strerror}); choose another path") from None
+    output.clear_progress()
+
+
+def _generate(output, model, text, escape, speculation, params):
     """Check all arguments, load, run."""
     from cudflash.cli.kernels import CompileNotice
 
@@ -112,6 +146,7 @@ def _generate(output, model, text, escape, params):
     messages, extra = take_messages(params, text)
     with CompileNotice(output) as compilation:
         engine = open_engine(output, model, arguments)
+        request |= settle_speculation(output, engine, speculation)
         if params.pop("ignore_eos"):
             sampling = ban_ends(sampling, engine.tokenizer)
         if messages is None:

@@ -18,6 +18,13 @@ from cudflash.cli.common import (
     options,
     thread_count,
 )
+from cudflash.cli.draft_options import (
+    draft_line,
+    draft_options,
+    draft_phrase,
+    find_draft,
+    take_draft,
+)
 from cudflash.errors import UsageError
 
 engine_options = options(
@@ -28,16 +35,7 @@ engine_options = options(
         metavar="TYPE",
         help="Precision of activations: int8, or int8x2 (finer, slower). Default: int8.",
     ),
-    click.option(
-        "-md",
-        "--draft",
-        "--model-draft",
-        "draft",
-        type=click.Path(),
-        metavar="FILE",
-        help="Draft model.",
-    ),
-    click.option("--no-draft", is_flag=True, help="Run without a draft."),
+    draft_options,
 )
 
 length_option = click.option(
@@ -76,18 +74,15 @@ def take_engine(params):
     UsageError
         For options that contradict each other.
     """
-    draft, no_draft = params.pop("draft"), params.pop("no_draft")
-    if draft is not None and no_draft:
-        raise UsageError("--draft and --no-draft contradict each other; pass one of them")
+    draft = take_draft(params)
     wanted = {
-        "draft": draft,
         "device": params.pop("device"),
         "threads": thread_count(params.pop("threads")),
         "n_ctx": params.pop("n_ctx"),
         "kv_type": params.pop("kv_type"),
         "activations": params.pop("activations"),
     }
-    return {name: value for name, value in wanted.items() if value is not None}
+    return {**draft, **{name: value for name, value in wanted.items() if value is not None}}
 
 
 def take_template(params):
@@ -141,6 +136,7 @@ def open_engine(output, model, arguments):
 
     if arguments.get("n_ctx") == 0:
         arguments = {**arguments, "n_ctx": _own_context(model)}
+    arguments, explanation = find_draft(model, arguments)
     name = file_name(model)
     output.progress(f"loading {name}")
     engine = cudflash.load(
@@ -149,7 +145,7 @@ def open_engine(output, model, arguments):
         **arguments,
     )
     output.clear_progress()
-    output.note(engine_line(engine, model, arguments.get("draft")))
+    output.note(engine_line(engine, model, explanation))
     for note in engine.notes:
         # what a file leaves out is shown by inspect; here it would hide what differs per run
         tell = output.detail if note.startswith("default taken for") else output.note
@@ -164,15 +160,15 @@ def _own_context(model):
     return bind_target(open_gguf(model)).config.context_length
 
 
-def engine_line(engine, model, draft):
+def engine_line(engine, model, explanation):
     """The first line after loading: what runs, where and why, and with which settings."""
     device = engine.device
     threads = engine.ops.threads()
-    drafting = "no draft: none given" if draft is None else f"draft {file_name(draft)}"
     return (
         f"{file_name(model)} ({engine.config.arch}) on {device.kind}: {device.name}, "
-        f"{threads} thread{'' if threads == 1 else 's'} ({device.reason}); {drafting}; "
-        f"context {engine.n_ctx}; KV {engine.kv_type}; activations {engine.activations}"
+        f"{threads} thread{'' if threads == 1 else 's'} ({device.reason}); "
+        f"{draft_phrase(engine, explanation)}; context {engine.n_ctx}; KV {engine.kv_type}; "
+        f"activations {engine.activations}"
     )
 
 
@@ -225,7 +221,15 @@ def stream_answer(output, generation, compilation, stream=True):
     (Result, bool)
         The bool tells whether Ctrl-C was pressed.
     """
-    from cudflash.events import Finished, PrefixReused, PromptProgress, TokenEvent
+    from cudflash.events import (
+        Diagnosed,
+        DrafterFailed,
+        Finished,
+        GateChanged,
+        PrefixReused,
+        PromptProgress,
+        TokenEvent,
+    )
 
     with generation, interrupt_cancels(generation) as pressed:
         for event in generation:
@@ -241,6 +245,12 @@ def stream_answer(output, generation, compilation, stream=True):
                 compilation.done()
                 if stream:
                     output.answer(event.text)
+            elif isinstance(event, GateChanged):
+                output.detail(f"draft: {event.event.reason}")
+            elif isinstance(event, DrafterFailed):
+                output.note(f"note: {event.fault.reason}; the answer goes on without it")
+            elif isinstance(event, Diagnosed):
+                output.note(f"note: {event.finding.sentence}")
     output.clear_progress()
     return generation.result(), bool(pressed)
 
@@ -256,5 +266,6 @@ def stats_line(result):
         text += f" ({usage.cached_tokens} reused)"
     if stats["prompt_tps"]:
         text += f", {stats['prompt_tps']:.1f} tokens/s"
+    text += draft_line(stats["speculative"])
     by = f" at {result.stopped_by!r}" if result.stopped_by is not None else ""
     return f"{text}; ended by {result.finish_reason}{by}"

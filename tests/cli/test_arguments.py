@@ -65,7 +65,7 @@ def test_version_names_what_numbers_depend_on(cli):
         (["generate", "-ngl", "99"], "--device"),
         (["generate", "--n-gpu-layers", "99"], "--device"),
         (["generate", "-ctv", "q8_0"], "--kv-type"),
-        (["generate", "--draft-max", "16"], "drafts"),
+        (["generate", "--draft-min", "16"], "draft's"),
         (["generate", "-cnv"], "chat"),
         (["generate", "-hf", "a/b"], "--model"),
         (["generate", "-xyz"], "--help"),
@@ -208,7 +208,9 @@ def test_aliases_of_llamacpp_exist():
         --dry-sequence-breaker --mirostat-lr --mirostat-ent --logit-bias -l --stop -r
         --reverse-prompt --stop-token --logprobs --json --no-stream --chat --raw --system -ctk
         --cache-type-k --kv-type --activations --device -q --quiet -v --verbose --no-color
-        --ignore-eos -e --escape --think --chat-template-kwargs"""
+        --ignore-eos -e --escape --think --chat-template-kwargs --model-draft --draft-max
+        --draft-n --spec-draft-n-max --verify-length --speculative --accept --require-draft
+        --receipt --draft-window --draft-sink --identity"""
     assert set(wanted.split()) <= names | {"--raw", "--no-think"}
 
 

@@ -1,0 +1,191 @@
+"""Options about drafts: which one, how it is conditioned, how an answer uses it.
+
+Owns their spellings and what the user is told about the choice. Must not import a model.
+"""
+
+import click
+
+from cudflash.cli.common import file_name, options
+from cudflash.errors import UsageError
+
+draft_options = options(
+    click.option(
+        "-md",
+        "--draft",
+        "--model-draft",
+        "draft",
+        type=click.Path(),
+        metavar="FILE",
+        help="Draft: a GGUF file or a directory with safetensors; 'none' for none. Default: the "
+        "dflash-*.gguf beside the model that fits it.",
+    ),
+    click.option("--no-draft", is_flag=True, help="Run without a draft."),
+    click.option(
+        "--draft-window",
+        type=int,
+        metavar="N",
+        help="Window of the draft's sliding layers instead of its file's; 0: none.",
+    ),
+    click.option(
+        "--draft-sink",
+        type=int,
+        metavar="N",
+        help="First rows that stay in a sliding draft's context. Default: 64.",
+    ),
+    click.option(
+        "--draft-short-block",
+        is_flag=True,
+        help="Run the draft with shorter blocks than it was trained with, as short as verified.",
+    ),
+    click.option(
+        "--identity",
+        type=click.Path(),
+        metavar="FILE",
+        help="Refuse a pair that is not the one of FILE (see 'cudflash identity').",
+    ),
+)
+
+speculation_options = options(
+    click.option(
+        "--speculative",
+        type=click.Choice(["auto", "on", "off"]),
+        default="auto",
+        show_default=True,
+        help="Draft while it pays, always, or never. The answer is the same.",
+    ),
+    click.option(
+        "--verify-length",
+        "--draft-max",
+        "--draft-n",
+        "--spec-draft-n-max",
+        "verify_length",
+        type=int,
+        metavar="N",
+        help="Tokens drafted per round: 3, 7 or 15; others are rounded down. Default: 7.",
+    ),
+    click.option(
+        "--accept",
+        type=click.Choice(["match", "ratio"]),
+        default="match",
+        show_default=True,
+        help="match: the tokens of plain decoding with the same seed; ratio: their distribution.",
+    ),
+)
+
+require_option = click.option(
+    "--require-draft", is_flag=True, help="Fail (exit code 2) if nothing was drafted."
+)
+
+
+def take_draft(params):
+    """Take the draft options out of a command's parameters: arguments of ``load``.
+
+    ``"draft"`` is missing where the user said nothing about it: then one is looked for.
+
+    Raises
+    ------
+    UsageError
+        For options that contradict each other.
+    """
+    draft, no_draft = params.pop("draft"), params.pop("no_draft")
+    if draft is not None and draft != "none" and no_draft:
+        raise UsageError("--draft and --no-draft contradict each other; pass one of them")
+    wanted = {
+        "draft_window": params.pop("draft_window"),
+        "draft_sink": params.pop("draft_sink"),
+        "identity": params.pop("identity"),
+    }
+    found = {name: value for name, value in wanted.items() if value is not None}
+    if params.pop("draft_short_block"):
+        found["draft_full_block"] = False
+    if no_draft or draft is not None:
+        found["draft"] = None if no_draft or draft == "none" else draft
+    return found
+
+
+def find_draft(model, arguments):
+    """Settle the draft of a model.
+
+    Returns
+    -------
+    (arguments, explanation)
+        Arguments with a ``"draft"``, and a sentence about its choice.
+    """
+    if "draft" in arguments:
+        return arguments, "given" if arguments["draft"] else "switched off"
+    from cudflash.loader.pairing import find_draft_beside
+    from cudflash.pair import open_pair
+
+    found = find_draft_beside(model, open_pair(model).target.config)
+    return {**arguments, "draft": found.path}, found.explanation
+
+
+def draft_phrase(engine, explanation):
+    """What the first line after loading says about the draft."""
+    config = engine.draft_config
+    if config is None:
+        return f"no draft: {explanation}"
+    window = "no window" if config.window is None else f"window {config.window}"
+    sink = f", sink {config.sink}" if config.sink else ""
+    return (
+        f"draft {file_name(engine.draft.path)} ({config.kind}, sha256 {engine.draft.digest()[:12]}, "
+        f"{window} ({config.window_source}){sink}, taps {list(config.taps)}, block "
+        f"{config.block_size}): {explanation}"
+    )
+
+
+def take_speculation(params):
+    """Take the per-answer options out of a command's parameters."""
+    return {name: params.pop(name) for name in ("speculative", "verify_length", "accept")}
+
+
+def settle_speculation(output, engine, wanted):
+    """Round the verify length down to a legal one, and say so.
+
+    Returns
+    -------
+    dict
+        Arguments of ``Session.generate``.
+    """
+    length = wanted["verify_length"]
+    if length is None or engine.draft_config is None:
+        return wanted
+    from cudflash.spec.verify_length import round_down
+
+    taken, sentence = round_down(length, engine.draft_config.block_size)
+    if sentence:
+        output.note("note: " + sentence)
+    return {**wanted, "verify_length": taken}
+
+
+def check_required(result):
+    """Raise unless the answer had proposals: ``--require-draft``.
+
+    Raises
+    ------
+    UsageError
+    """
+    stats = result.stats["speculative"]
+    if stats is not None and stats["used"]:
+        return
+    reason = "no drafter was in use" if stats is None else stats["reason"]
+    raise UsageError(f"a draft was required, but no proposal was made in this answer: {reason}")
+
+
+def draft_line(stats):
+    """Counts of speculation for stderr, "" without a proposal.
+
+    Parameters
+    ----------
+    stats : dict or None
+        ``Result.stats["speculative"]``.
+    """
+    if stats is None or not stats["drafted"]:
+        return ""
+    text = (
+        f"; draft: {stats['accepted']} of {stats['drafted']} accepted, "
+        f"{stats['tokens_per_pass']:.2f} tokens per pass"
+    )
+    if stats["estimated_speedup"] is not None:
+        text += f", about {stats['estimated_speedup']:.2f} times plain decoding"
+    return text
