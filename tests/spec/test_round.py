@@ -179,13 +179,30 @@ def test_a_stop_string_cuts_inside_a_block(offset):
 
 
 def test_a_stop_token_among_the_drafts_ends_the_block():
-    """Catches rows evaluated for tokens that can never be emitted."""
+    """Catches rows evaluated for tokens that can never be emitted, or counted as drafted."""
     expected = long_answer("greedy")
-    stop = {(expected[2] + 1) % N_VOCAB}
-    if stop & set(expected[:4]):
-        pytest.skip("the scripted answer holds the stop token early")
-    answer = drafted(GREEDY, 4, KeepK(expected, 1), stop_ids=stop)
-    assert len(answer.state.stats.records[0].drafted) == 2
+    stop = next(t for t in range(N_VOCAB) if t not in expected[:20])
+
+    class Hasty(Oracle):
+        def propose(self, anchor, n, context):
+            tokens = list(super().propose(anchor, n, context).tokens)
+            tokens[1:2] = [stop]
+            return Proposal(tuple(tokens), POINT_MASS)
+
+    answer = drafted(GREEDY, 20, Hasty(expected), stop_ids={stop})
+    assert tuple(answer.tokens) == expected[:20]
+    first = answer.state.stats.records[0]
+    assert first.drafted == (expected[1], stop) and first.accepted == 1
+    assert answer.target.passes == answer.state.stats.rounds + 1
+
+
+def test_the_round_that_ends_an_answer_is_not_judged():
+    """Catches a gate that closes on drafts which a stop or the limit has cut."""
+    expected = long_answer("greedy")
+    full = drafted(GREEDY, 17, Oracle(expected), mode="auto")
+    cut = drafted(GREEDY, 60, Oracle(expected), mode="auto", ends=lambda tokens: len(tokens) > 10)
+    for answer in (full, cut):
+        assert answer.state.stats.rounds == 2 and len(answer.state.gate.history) == 1
 
 
 @pytest.mark.parametrize("step", ["step", "decided"])
