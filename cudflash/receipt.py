@@ -400,7 +400,9 @@ _RECEIPT = _Object(
     {
         "schema": _one_of(RECEIPT_SCHEMA),
         "versions": _Map(_TEXT),
-        "target": _Object({"path": _TEXT, "sha256": _SHA256, "arch": _TEXT, "name": _OrNone(_TEXT)}),
+        "target": _Object(
+            {"path": _TEXT, "sha256": _SHA256, "arch": _TEXT, "name": _OrNone(_TEXT)}
+        ),
         "draft": _OrNone(_DRAFT),
         "device": _Map(_ANY),
         "kernel_path": _TEXT,

@@ -164,6 +164,4 @@ class AcceptanceGate:
         )  # fmt: skip
 
     def _event(self, kind, round_index, committed, sample, reason):
-        self.events.append(
-            GateEvent(kind, round_index, committed, *sample, self.resume_at, reason)
-        )
+        self.events.append(GateEvent(kind, round_index, committed, *sample, self.resume_at, reason))

@@ -57,9 +57,7 @@ class GuardedDrafter:
             self._check_length(context.n_past)
         return self._call(
             "propose",
-            lambda: check_proposal(
-                self.drafter.propose(anchor, n, context), n, self._vocab_size
-            ),
+            lambda: check_proposal(self.drafter.propose(anchor, n, context), n, self._vocab_size),
         )
 
     def observe(self, tokens, taps=None, remaining=0):

@@ -162,9 +162,7 @@ class RoundState:
         self._draft_s = self._verify_s = self._decide_s = 0.0
         open_ = self.gate.allows(self.stats.rounds, self.committed)
         self._gate_state = self.gate.state
-        n = draft_budget(
-            self._limits.verify_length, room, context_left, self._drafter.drafter_max
-        )
+        n = draft_budget(self._limits.verify_length, room, context_left, self._drafter.drafter_max)
         if self.fault is not None:
             return self._planned(NOTHING, "fault")
         if not open_:

@@ -276,7 +276,9 @@ def identities(stats):
     }
     for name, holds in checks.items():
         if not holds:
-            raise CudflashError(f"the statistics break '{name}'; they were not counted as documented")
+            raise CudflashError(
+                f"the statistics break '{name}'; they were not counted as documented"
+            )
 
 
 def require_draft(stats, fault=None):
