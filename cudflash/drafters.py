@@ -1,6 +1,6 @@
 """Drafters: the protocol, and the scripted ones that tests and ``verify`` use.
 
-See ``cudflash.spec.drafters`` for the order of calls, and derive from ``TokenDrafter`` to write one.
+See ``cudflash.spec.drafters`` for the order of calls; derive from ``TokenDrafter`` to write one.
 """
 
 from cudflash.spec.drafters import (

@@ -183,8 +183,8 @@ def seed_echo(echoed, anchors):
         return None
     return Finding(
         "seed-echo-low",
-        f"row 0 of the draft's block reproduced the anchor in {score:.0%} of {len(anchors)} blocks; "
-        "likely causes: a wrong embedding scale, hidden norm or output head of the draft",
+        f"row 0 of the draft's block reproduced the anchor in {score:.0%} of {len(anchors)} "
+        "blocks; likely causes: a wrong embedding scale, hidden norm or output head of the draft",
         {"score": score, "blocks": len(anchors)},
     )
 

@@ -14,8 +14,8 @@ The life of a drafter in one answer::
         commit(n) or rollback()           the first n of them became part of the answer
 
 Every round observes, those without drafts included, so ``length`` equals the committed rows of the
-target at every ``propose``. A drafter that has a method ``expect(n)`` is told before ``observe`` how
-many rows of the prompt are sure to follow the observed ones. Writing one's own: derive from
+target at every ``propose``. A drafter that has a method ``expect(n)`` is told before ``observe``
+how many rows of the prompt are sure to follow the observed ones. Writing one's own: derive from
 ``TokenDrafter`` and write ``propose``.
 """
 

@@ -1,8 +1,8 @@
 """A drafter behind a guard: what goes wrong in it costs speed, never the answer.
 
-Owns the isolation of drafter faults. Must not know targets. Invariant: no ``Exception`` of a drafter
-leaves a guard; after the first one the drafter is not asked again in this answer. Interruptions
-(``KeyboardInterrupt``, ``GeneratorExit``) are no faults and go through.
+Owns the isolation of drafter faults. Must not know targets. Invariant: no ``Exception`` of a
+drafter leaves a guard; after the first one the drafter is not asked again in this answer.
+Interruptions (``KeyboardInterrupt``, ``GeneratorExit``) are no faults and go through.
 """
 
 from dataclasses import dataclass

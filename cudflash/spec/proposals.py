@@ -203,8 +203,8 @@ class DraftSampler:
 
     Only the samplers without memory take part (top_n_sigma, top_k, typical_p, top_p, min_p,
     temperature, dynamic temperature). Bias, penalties, DRY and XTC are left out: they would need
-    the target's text for rows that may never exist. Any truncation is sound under ``ratio``, because
-    what is reported is what was drawn from; a similar one only accepts more.
+    the target's text for rows that may never exist. Any truncation is sound under ``ratio``,
+    because what is reported is what was drawn from; a similar one only accepts more.
 
     Parameters
     ----------

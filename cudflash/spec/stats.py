@@ -13,7 +13,8 @@ Identities, true after every round (``identities`` checks them):
 5. accepted_emitted <= accepted, and accepted_emitted <= emitted <= accepted_emitted + rounds
 
 ``emitted`` counts what became part of the answer; the answer has one token more, the one that the
-prompt pass has chosen. ``cut`` counts tokens that were decided but came after the end of the answer.
+prompt pass has chosen. ``cut`` counts tokens that were decided but came after the end of the
+answer.
 """
 
 from dataclasses import dataclass

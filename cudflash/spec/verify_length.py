@@ -1,4 +1,4 @@
-"""How many tokens a round may draft: the legal verify lengths, and what an answer still has room for.
+"""How many tokens a round may draft: legal verify lengths, and what an answer has room for.
 
 Owns the arithmetic of budgets. Must not know drafters or targets. Invariant: a round never drafts a
 token that could not be emitted or whose row would not fit the context.
@@ -84,7 +84,8 @@ def draft_budget(verify_length, room, context_left, drafter_max=None):
     """Return how many tokens the next round may draft; 0 makes it a plain round.
 
     A round evaluates the anchor and its drafts and emits one token more than it accepts, so of
-    ``room`` emitted tokens one is always the target's own, and of the free rows one is the anchor's.
+    ``room`` emitted tokens one is always the target's own, and of the free rows one is the
+    anchor's.
 
     Parameters
     ----------

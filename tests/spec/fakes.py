@@ -22,8 +22,8 @@ _TABLE = np.random.default_rng(7).normal(size=(499, N_VOCAB)).astype(np.float32)
 class FakeTarget:
     """Logits are a table row chosen by the last three tokens and the position.
 
-    Rows of a block see the committed tokens and the block up to themselves, nothing else: a row that
-    was committed but should not have been, or is missing, changes everything after it.
+    Rows of a block see the committed tokens and the block up to themselves, nothing else: a row
+    that was committed but should not have been, or is missing, changes everything after it.
     """
 
     def __init__(self, n_ctx=4096, table=_TABLE):

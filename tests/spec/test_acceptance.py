@@ -1,9 +1,9 @@
 """The acceptance rules: exact decisions, exact distributions, exact use of the generator.
 
 Monte Carlo tests run 200,000 emitted tokens per rule from fixed seeds, three times: on the reported
-case, over the other cases, over the block lengths. A frequency must lie within five standard errors,
-sqrt(p (1 - p) / n), of its probability. A right rule fails one of the roughly 100 comparisons below
-with a chance of 100 * 6e-7, and because seeds are fixed, always or never.
+case, over the other cases, over the block lengths. A frequency must lie within five standard
+errors, sqrt(p (1 - p) / n), of its probability. A right rule fails one of the roughly 100
+comparisons below with a chance of 100 * 6e-7, and because seeds are fixed, always or never.
 """
 
 import math

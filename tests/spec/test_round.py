@@ -327,7 +327,7 @@ FAULTS = {
 @pytest.mark.parametrize("accept", ["match", "ratio"])
 @pytest.mark.parametrize("kind", FAULTS)
 def test_a_faulty_proposal_ends_in_a_complete_plain_answer(kind, accept):
-    """Catches a fault that costs the answer, is asked again, or leaves no reason (issue: faults)."""
+    """Catches a fault that costs the answer, is asked again, or leaves no reason."""
     fault, words = FAULTS[kind]
     expected = long_answer("greedy")[:200]
     drafter = Faulty(expected, fault)

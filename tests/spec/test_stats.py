@@ -13,12 +13,12 @@ GREEDY = SamplingConfig(temperature=0)
 
 
 def record(
-    index=0, drafted=(), accepted=0, tested=0, decided=(1,), emitted=1, end="plain", times=(0, 0, 0),
-    skipped="",
+    index=0, drafted=(), accepted=0, tested=0, decided=(1,), emitted=1, end="plain",
+    times=(0, 0, 0), skipped="",
 ):  # fmt: skip
     return RoundRecord(
-        index, 10 + index, 1, tuple(drafted), accepted, tested, tuple(decided), emitted, end, "open",
-        skipped, (), *map(float, times),
+        index, 10 + index, 1, tuple(drafted), accepted, tested, tuple(decided), emitted, end,
+        "open", skipped, (), *map(float, times),
     )  # fmt: skip
 
 
@@ -41,11 +41,12 @@ def counted(trace, **kwargs):
 
 
 def test_a_trace_counted_by_hand():
-    """Catches partial acceptances counted as zero, and skipped rounds in a denominator (A94, A95)."""
+    """Catches partial acceptances counted as zero, skipped rounds in a denominator (A94, A95)."""
     found = counted(TRACE).to_dict()
     assert {k: v for k, v in found.items() if isinstance(v, int)} == {
-        "rounds": 5, "draft_rounds": 4, "plain_rounds": 1, "drafted": 11, "tested": 8, "accepted": 6,
-        "accepted_emitted": 6, "emitted": 10, "bonus": 1, "corrected": 2, "stopped": 1, "cut": 0,
+        "rounds": 5, "draft_rounds": 4, "plain_rounds": 1, "drafted": 11, "tested": 8,
+        "accepted": 6, "accepted_emitted": 6, "emitted": 10, "bonus": 1, "corrected": 2,
+        "stopped": 1, "cut": 0,
     }  # fmt: skip
     assert found["proposed_at"] == [4, 4, 3]
     assert found["tested_at"] == [4, 3, 1] and found["accepted_at"] == [3, 2, 1]
