@@ -5,7 +5,10 @@ tokens are later cut. Invariant: a token is chosen from one row of logits and fr
 before it, in the order of emission.
 """
 
+import hashlib
 from dataclasses import dataclass
+
+import numpy as np
 
 from cudflash.errors import NumericsError, UsageError
 from cudflash.result import TokenLogprob
@@ -18,6 +21,7 @@ class Choice:
 
     token: int
     logprob: TokenLogprob | None
+    row_digest: str | None = None  # of the full row of logits it was decided from, if asked for
 
 
 class Chooser:
@@ -33,10 +37,13 @@ class Chooser:
     chain : SamplerChain
     n_logprobs : int
         Entries of ``TokenLogprob.top``; 0 for no log-probabilities at all.
+    row_digests : bool
+        Add the SHA-256 of each deciding row to its Choice.
     """
 
-    def __init__(self, ops, work, chain, n_logprobs):
+    def __init__(self, ops, work, chain, n_logprobs, row_digests=False):
         self._ops, self._work, self._n_logprobs = ops, work, n_logprobs
+        self._row_digests = row_digests
         self.chain = chain
         self._outcome = None
         self._rows = None
@@ -86,12 +93,15 @@ class Chooser:
 
     def made(self, token, row):
         """Return the Choice of a token that was decided from a row."""
+        digest = None
+        if self._row_digests:
+            digest = hashlib.sha256(np.ascontiguousarray(self._rows[row])).hexdigest()
         if not self._n_logprobs:
-            return Choice(token, None)
+            return Choice(token, None, digest)
         from cudflash.sampling.logprobs import log_softmax_top
 
         found = log_softmax_top(self._rows[row], self._n_logprobs)
-        return Choice(token, TokenLogprob(token, found.of(token), tuple(found.top)))
+        return Choice(token, TokenLogprob(token, found.of(token), tuple(found.top)), digest)
 
 
 class HostRows:

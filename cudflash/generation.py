@@ -39,7 +39,7 @@ class Generation:
         # the answer continues the prompt: its first token keeps a leading space
         decoder = engine.tokenizer.stream(continuation=True)
         self._answer = AnswerText(decoder, request.rules, request.max_tokens)
-        self._logprobs = []
+        self._logprobs, self._row_digests = [], []
         self._cached = 0
         self._times = {}
         self._n_rounds = 0
@@ -200,6 +200,8 @@ class Generation:
             text = self._answer.push(choice.token)
             if choice.logprob is not None:
                 self._logprobs.append(choice.logprob)
+            if choice.row_digest is not None:
+                self._row_digests.append(choice.row_digest)
             yield TokenEvent(index, choice.token, text, choice.logprob)
             if self._answer.finish_reason:
                 return
@@ -220,6 +222,8 @@ class Generation:
             stopped_by=answer.stopped_by,
             stats=self._stats(),
             make_receipt=lambda: self._engine.receipt(receipt),
+            row_digests=tuple(self._row_digests),
+            speculation=receipt.get("speculative", {}),
         )
         self._on_end(self)
         return Finished(self._result, text)

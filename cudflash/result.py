@@ -45,6 +45,10 @@ class Result:
         Counts and times, see ``Session.generate``.
     receipt : dict
         How the answer was made; made on first use, because it holds the file's digest.
+    row_digests : tuple of str
+        SHA-256 of the full row of logits behind each token when ``row_digests`` was asked for.
+    speculation : dict
+        The receipt's part about drafting, which needs no file to be read: trace, gate, faults.
     """
 
     text: str
@@ -55,6 +59,8 @@ class Result:
     stopped_by: int | str | None
     stats: dict
     make_receipt: Callable[[], dict] = field(repr=False, compare=False)
+    row_digests: tuple[str, ...] = ()
+    speculation: dict = field(default_factory=dict, repr=False)
 
     @cached_property
     def receipt(self):

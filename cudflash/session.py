@@ -77,6 +77,8 @@ class Session:
         logprobs=0,
         seed=None,
         drafter=None,
+        ignore_eos=False,
+        row_digests=False,
     ):
         """Start an answer.
 
@@ -107,6 +109,10 @@ class Session:
             Drawn from the system if absent; the receipt tells it.
         drafter : Drafter, optional
             Instead of the engine's for this answer; works without a draft.
+        ignore_eos : bool
+            The model's end-of-generation tokens do not stop; for measurements and proofs.
+        row_digests : bool
+            Fill ``Result.row_digests``.
 
         Returns
         -------
@@ -130,11 +136,12 @@ class Session:
         check_logprobs(logprobs, vocab_size)
         ids = prompt_ids(prompt, engine.tokenizer, engine.chat_template, vocab_size)
         max_tokens = check_length(len(ids), max_tokens, engine.n_ctx)
-        rules = stop_rules(stop, engine.tokenizer.eog_ids, vocab_size)
+        ends = () if ignore_eos else engine.tokenizer.eog_ids
+        rules = stop_rules(stop, ends, vocab_size)
         rules = with_control_tokens(rules, engine.tokenizer)
         chain = self._chain(sampling, seed, ids)
         rule_in_effect(accept, chain)
-        chooser = Chooser(engine.ops, engine.work, chain, logprobs)
+        chooser = Chooser(engine.ops, engine.work, chain, logprobs, row_digests)
         receipt = {
             "sampling": chain.config.to_dict(),
             "seed": chain.seed,

@@ -225,6 +225,7 @@ class SpecRounds(Rounds):
         return {
             **about, "verify_length": self._options.limits.verify_length, **counts,
             "warning": warning, "findings": [f.to_dict() for f in self._findings],
+            "echoes": list(getattr(self._drafter.drafter, "echoes", ())),
         }  # fmt: skip
 
     def receipt(self):

@@ -1,0 +1,384 @@
+"""Proof that drafting changes nothing: plain answers against drafted ones, token by token.
+
+Owns which comparisons are made and what counts as passed. Must not know command lines. Invariant: a
+check that could not be made is reported as such; it never counts as passed.
+"""
+
+import hashlib
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+
+from cudflash.drafters import AlwaysWrong, Cycle, KeepK, Oracle, Random
+from cudflash.errors import UsageError
+from cudflash.prompts import prompt_ids
+from cudflash.sampling import Distribution, Mt19937, SamplingConfig
+from cudflash.spec.acceptance import RATIO, ratio
+from cudflash.spec.diagnosis import MIN_ECHOES, seed_echo_score
+from cudflash.spec.proposals import POINT_MASS, Proposal, ProposalDistribution
+from cudflash.spec.verify_length import legal_lengths
+
+MAX_TOKENS = 64
+TEMPERATURE, SEED = 0.8, 20250813
+QUALIFY_TOKENS = 256
+RULE_STEPS = 20_000
+STANDARD_ERRORS = 5.0
+# p is cut differently by q in each position, one id is only in p, one only in q
+RULE_P, RULE_Q = (0.3, 0.5, 0.2, 0.0), (0.4, 0.3, 0.0, 0.3)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison."""
+
+    name: str  # "match", "scripted", "ratio-replay", "rule", "qualify-..."
+    prompt: int | None  # index, None for checks without a prompt
+    drafter: str
+    verify_length: int | None
+    temperature: float | None
+    passed: bool
+    tokens: int = 0  # compared
+    first_difference: int | None = None
+    plain_id: int | None = None
+    drafted_id: int | None = None
+    margin: float | None = None  # between the two likeliest ids, where the lists part
+    plain_sha256: str = ""
+    drafted_sha256: str = ""
+    used: bool | None = None  # whether anything was drafted
+    drafted: int = 0
+    accepted: int = 0
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """All comparisons of a pair."""
+
+    target: str
+    draft: str | None
+    checks: tuple[Check, ...]
+    findings: tuple = field(default=())  # of spec.diagnosis, as dicts
+    seed_echo: float | None = None  # share of blocks whose row 0 reproduced the anchor
+    acceptance: float | None = None  # of the draft, at temperature 0
+
+    @property
+    def passed(self):
+        """Whether every check has passed."""
+        return bool(self.checks) and all(check.passed for check in self.checks)
+
+    def to_dict(self):
+        """Plain values, for JSON."""
+        return {
+            "passed": self.passed,
+            "target": self.target,
+            "draft": self.draft,
+            "acceptance": self.acceptance,
+            "seed_echo": self.seed_echo,
+            "findings": list(self.findings),
+            "checks": [asdict(check) for check in self.checks],
+        }
+
+
+def ids_sha256(ids):
+    """SHA-256 of a list of token ids, as little-endian 32-bit integers."""
+    return hashlib.sha256(np.asarray(ids, "<i4").tobytes()).hexdigest()
+
+
+class Verifier:
+    """Comparisons on one engine.
+
+    Parameters
+    ----------
+    engine : Engine
+    max_tokens : int
+        Tokens per answer, less where the context ends.
+    temperature : float
+        Of the sampled checks.
+    seed : int
+    progress : callable, optional
+        Called with each finished Check.
+    """
+
+    def __init__(
+        self, engine, *, max_tokens=MAX_TOKENS, temperature=TEMPERATURE, seed=SEED, progress=None
+    ):
+        if temperature <= 0:
+            raise UsageError(f"the temperature is {temperature}, expected more than 0")
+        self.engine = engine
+        self._max_tokens, self._seed, self._progress = max_tokens, seed, progress
+        self._modes = (SamplingConfig(temperature=0), SamplingConfig(temperature=temperature))
+        block = None if engine.draft_config is None else engine.draft_config.block_size
+        self._lengths, self._all_lengths = legal_lengths(block), legal_lengths()
+        self._findings, self._echoes = {}, []
+        self._drafted = self._accepted = 0
+
+    def run(self, prompts, scripted=True):
+        """Make every comparison.
+
+        Parameters
+        ----------
+        prompts : sequence of str, token ids or messages
+        scripted : bool
+            Also with the scripted drafters, on the first prompt.
+
+        Returns
+        -------
+        VerifyReport
+        """
+        checks = []
+        for index, prompt in enumerate(self._ids(prompts)):
+            for sampling in self._modes:
+                plain = self._answer(prompt, sampling, speculative="off")
+                if self.engine.draft is not None:
+                    checks += self._draft_checks(index, prompt, sampling, plain)
+                if scripted and index == 0:
+                    checks += self._scripted_checks(index, prompt, sampling, plain)
+        checks += [self._tell(check) for check in rule_checks(self._seed)]
+        return self._report(checks)
+
+    def qualify(self, prompt, floor=0.0, verify_length=None):
+        """The strict form: 256 greedy tokens with a digest of every row of target logits.
+
+        The drafted answer is made twice, and its trace and counts must be equal, too.
+
+        Parameters
+        ----------
+        prompt : str, token ids or messages
+        floor : float
+            Least share of accepted proposals.
+        verify_length : int, optional
+            The default one if absent.
+
+        Returns
+        -------
+        VerifyReport
+        """
+        if self.engine.draft is None:
+            raise UsageError("qualifying needs a draft; give the pair TARGET DRAFT")
+        if not 0 <= floor <= 1:
+            raise UsageError(f"the floor is {floor}, expected a share from 0 to 1")
+        (ids,) = self._ids([prompt])
+        if len(ids) + QUALIFY_TOKENS > self.engine.n_ctx:
+            raise UsageError(
+                f"qualifying takes {len(ids)} + {QUALIFY_TOKENS} tokens, the context holds "
+                f"{self.engine.n_ctx}; load the model with a larger one"
+            )
+        greedy = self._modes[0]
+        options = {"max_tokens": QUALIFY_TOKENS, "ignore_eos": True, "row_digests": True}
+        plain = self._answer(ids, greedy, speculative="off", **options)
+        options |= {"speculative": "on", "verify_length": verify_length}
+        one, two = (self._answer(ids, greedy, **options) for _ in range(2))
+        stats = self._note(one)
+        length = stats["verify_length"]
+        tokens = self._compare("qualify-tokens", 0, ids, plain, one, length, greedy)
+        rows = _first_difference(plain.row_digests, one.row_digests)
+        traces = [r.speculation for r in (one, two)]
+        rate = stats["acceptance_rate"] or 0.0
+        name = self.engine.draft_config.kind
+
+        def check(what, passed, note=""):
+            return self._tell(
+                Check(
+                    f"qualify-{what}", 0, name, length, 0.0, passed, len(one.tokens), used=True,
+                    drafted=stats["drafted"], accepted=stats["accepted"], note=note,
+                )
+            )  # fmt: skip
+
+        enough = len(plain.tokens) == QUALIFY_TOKENS
+        return self._report([
+            tokens,
+            check("length", enough, f"{len(plain.tokens)} of {QUALIFY_TOKENS} tokens"),
+            check("rows", rows is None and len(one.row_digests) == len(one.tokens),
+                  "" if rows is None else f"the rows of logits differ from token {rows} on"),
+            check("trace", traces[0]["trace"] == traces[1]["trace"]),
+            check("counts", traces[0]["counts"] == traces[1]["counts"]),
+            check("floor", rate >= floor, f"acceptance {rate:.4f}, floor {floor:.4f}"),
+        ])  # fmt: skip
+
+    # -- groups ---------------------------------------------------------------------------------
+
+    def _draft_checks(self, index, prompt, sampling, plain):
+        checks = []
+        for length in self._lengths:
+            options = {"speculative": "on", "verify_length": length}
+            drafted = self._answer(prompt, sampling, **options)
+            self._note(drafted, count=sampling.greedy)
+            checks.append(
+                self._compare("match", index, prompt, plain, drafted, length, sampling)
+            )
+            if not sampling.greedy:
+                checks.append(self._replay(index, prompt, sampling, length))
+        auto = self._answer(prompt, sampling, speculative="auto")
+        checks.append(
+            self._compare("gate", index, prompt, plain, auto, self._used_length(auto), sampling)
+        )
+        return checks
+
+    def _replay(self, index, prompt, sampling, length):
+        """Under ratio the same state of the generator gives the same decisions."""
+        options = {"speculative": "on", "verify_length": length, "accept": RATIO}
+        one, two = (self._answer(prompt, sampling, **options) for _ in range(2))
+        traces = [r.speculation["trace"] for r in (one, two)]
+        stats = one.stats["speculative"]
+        at = _first_difference(one.tokens, two.tokens)
+        return self._tell(
+            Check(
+                "ratio-replay", index, stats["drafter"], length, sampling.temperature,
+                at is None and traces[0] == traces[1], len(one.tokens), at,
+                plain_sha256=ids_sha256(one.tokens), drafted_sha256=ids_sha256(two.tokens),
+                used=stats["used"], drafted=stats["drafted"], accepted=stats["accepted"],
+            )
+        )  # fmt: skip
+
+    def _scripted_checks(self, index, prompt, sampling, plain):
+        ids = plain.tokens
+        checks = []
+        for make in (
+            lambda: Oracle(ids), lambda: AlwaysWrong(ids), lambda: KeepK(ids, 2),
+            lambda: Cycle(ids, (15, 0, 3, 1)), lambda: Random(self._seed),
+        ):  # fmt: skip
+            for length in self._all_lengths:
+                drafted = self._answer(
+                    prompt, sampling, drafter=make(), speculative="on", verify_length=length
+                )
+                checks.append(
+                    self._compare("scripted", index, prompt, plain, drafted, length, sampling)
+                )
+        return checks
+
+    # -- parts ----------------------------------------------------------------------------------
+
+    def _ids(self, prompts):
+        engine = self.engine
+        return [
+            prompt_ids(p, engine.tokenizer, engine.chat_template, engine.config.vocab_size)
+            for p in prompts
+        ]
+
+    def _answer(self, prompt, sampling, **options):
+        room = self.engine.n_ctx - len(prompt)
+        options.setdefault("max_tokens", min(self._max_tokens, max(0, room)))
+        return self.engine.generate(prompt, sampling=sampling, seed=self._seed, **options)
+
+    def _used_length(self, result):
+        return result.stats["speculative"]["verify_length"]
+
+    def _note(self, result, count=True):
+        """Collect what the answer says about the draft; returns its counters."""
+        stats = result.stats["speculative"]
+        if count:
+            self._drafted += stats["drafted"]
+            self._accepted += stats["accepted"]
+        for finding in stats["findings"]:
+            self._findings.setdefault(finding["name"], finding)
+        self._echoes += stats["echoes"]
+        return stats
+
+    def _compare(self, name, index, prompt, plain, drafted, length, sampling):
+        stats = drafted.stats["speculative"]
+        at = _first_difference(plain.tokens, drafted.tokens)
+        values = {}
+        if at is not None:
+            values = {
+                "plain_id": _at(plain.tokens, at),
+                "drafted_id": _at(drafted.tokens, at),
+                "margin": self._margin([*prompt, *plain.tokens[:at]]),
+            }
+        # a drafter that has failed proves nothing about drafting
+        note = stats["reason"] if stats["reason"] else ""
+        fine = stats["used"] or stats["rounds"] <= 1
+        return self._tell(
+            Check(
+                name, index, stats["drafter"], length, sampling.temperature, at is None and fine,
+                len(plain.tokens), at, **values,
+                plain_sha256=ids_sha256(plain.tokens), drafted_sha256=ids_sha256(drafted.tokens),
+                used=stats["used"], drafted=stats["drafted"], accepted=stats["accepted"], note=note,
+            )
+        )  # fmt: skip
+
+    def _margin(self, ids):
+        """Gap between the two largest logits after some tokens."""
+        row = np.sort(self.engine.logits(ids)[-1])
+        return float(row[-1] - row[-2])
+
+    def _tell(self, check):
+        if self._progress is not None:
+            self._progress(check)
+        return check
+
+    def _report(self, checks):
+        draft = self.engine.draft
+        echo = None
+        if len(self._echoes) >= MIN_ECHOES:
+            echo = seed_echo_score(*zip(*self._echoes))
+        return VerifyReport(
+            str(self.engine.gguf.path), None if draft is None else str(draft.path), tuple(checks),
+            tuple(self._findings.values()), echo,
+            self._accepted / self._drafted if self._drafted else None,
+        )  # fmt: skip
+
+
+class _StubRows:
+    """One fixed distribution as rows of a target."""
+
+    def __init__(self, probs):
+        kept = np.flatnonzero(probs)
+        shares = np.asarray(probs, np.float32)[kept]
+        self._distribution = Distribution(kept.astype(np.int32), shares, shares)
+
+    def distribution(self, row):
+        return self._distribution
+
+    def accept(self, token):
+        pass
+
+
+def rule_checks(seed, steps=RULE_STEPS):
+    """The distribution test of ``ratio``: first tokens against p, within five standard errors.
+
+    Parameters
+    ----------
+    seed : int
+    steps : int
+
+    Returns
+    -------
+    list of Check
+        For proposals drawn from a distribution, and for point masses.
+    """
+    checks = []
+    for name, q in (("drawn", RULE_Q), ("point mass", None)):
+        rng = Mt19937(seed)
+        counts = np.zeros(len(RULE_P))
+        rows = _StubRows(RULE_P)
+        drawn_from = None if q is None else ProposalDistribution(None, np.asarray(q, np.float64))
+        for step in range(steps):
+            if q is None:
+                proposal = Proposal((step % len(RULE_P),), POINT_MASS)
+            else:
+                token = int(np.searchsorted(np.cumsum(q), rng.uniform_double(), side="right"))
+                proposal = Proposal((min(token, len(q) - 1),), (drawn_from,))
+            counts[ratio(proposal, rows, rng).tokens[0]] += 1
+        p = np.asarray(RULE_P)
+        error = np.sqrt(p * (1 - p) / steps)
+        worst = np.abs(counts / steps - p)
+        passed = bool((worst <= STANDARD_ERRORS * error).all())
+        checks.append(
+            Check(
+                "rule", None, name, None, None, passed, steps,
+                note=f"{RATIO}: largest deviation {worst.max():.4f} after {steps} steps",
+            )
+        )  # fmt: skip
+    return checks
+
+
+def _first_difference(a, b):
+    """First index at which two lists differ, length included; None when they are equal."""
+    for index, (x, y) in enumerate(zip(a, b)):
+        if x != y:
+            return index
+    return None if len(a) == len(b) else min(len(a), len(b))
+
+
+def _at(ids, index):
+    return ids[index] if index < len(ids) else None
