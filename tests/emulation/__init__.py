@@ -1,0 +1,1 @@
+"""Running the CUDA C of raw_kernels/ on the processor, for tests; see README.md."""

@@ -1,0 +1,211 @@
+"""Compile CUDA C for the processor and call its kernels on NumPy arrays, as CuPy would.
+
+``HostModule(path, defines).get_function(name)(grid, block, args)`` runs the unchanged source. What
+CuPy forgives is an error here: an argument must have the type the kernel declares.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+KERNELS = HERE.parents[1] / "raw_kernels"
+CACHE_ENV = "CUDFLASH_CACHE"
+
+_COMMON = ["-std=c++17", "-march=x86-64-v3", "-mtune=generic", "-ffp-contract=off",
+           "-fno-strict-aliasing", "-fno-math-errno", "-fPIC", "-Wall", "-Wno-unknown-pragmas",
+           "-Wno-unused-function", "-Wno-unused-variable", f"-I{HERE}"]
+# check: -fno-tree-sra keeps a 16-byte access one access. undefined: overflow, shifts, indices.
+_MODES = {
+    "fast": ["-O1"],
+    "check": ["-O1", "-gdwarf-4", "-fsanitize=thread", "-fno-tree-sra", "-fno-ipa-sra"],
+    "undefined": ["-O1", "-fsanitize=undefined", "-fno-sanitize-recover=undefined",
+                  "-fsanitize-undefined-trap-on-error"],
+}
+_SCHEDULES = ("in order", "reverse", "random")
+_KERNEL = re.compile(
+    r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(')
+_SCALARS = {"i": (np.int32, np.uint32), "q": (np.int64, np.uint64), "f": (np.float32,),
+            "d": (np.float64,)}
+
+
+class LaunchError(RuntimeError):
+    """A kernel did what it must not do; the message names the thread and the source line."""
+
+
+def unavailable():
+    """Why kernels cannot be emulated here, or None."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return f"the emulator switches fibers on x86-64 only, this is {platform.machine()}"
+    if shutil.which("g++") is None:
+        return "g++ is not installed"
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    missing = [f for f in ("avx2", "fma", "f16c") if not re.search(rf"\b{f}\b", flags)]
+    return f"the processor lacks {', '.join(missing)}" if missing else None
+
+
+def aligned(shape, dtype, fill=None):
+    """Array at a multiple of 256 bytes, as CuPy allocates; poisoned with 0xFF unless filled."""
+    dtype = np.dtype(dtype)
+    n_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    raw = np.full(n_bytes + 256, 0xFF, np.uint8)
+    start = -raw.ctypes.data % 256
+    out = raw[start:start + n_bytes].view(dtype).reshape(shape)
+    if fill is not None:
+        out[...] = fill
+    return out
+
+
+def to_device(array):
+    """Aligned copy of an array."""
+    array = np.asarray(array)
+    return aligned(array.shape, array.dtype, array)
+
+
+class HostModule:
+    """One kernel file, compiled by g++ with the emulator's header.
+
+    Parameters
+    ----------
+    path : str or Path
+        The .cu file.
+    defines : sequence of str
+        ``"NAME=value"``, as for ``-D``.
+    mode : {"fast", "check", "undefined"}
+        ``check`` reports bad memory accesses and races, ``undefined`` stops at C++ undefined
+        behaviour (the process gets SIGILL).
+    """
+
+    def __init__(self, path, defines=(), mode="fast"):
+        self.path, self.mode = Path(path).resolve(), mode
+        self.names = _KERNEL.findall(self.path.read_text(encoding="utf-8"))
+        self._file = _built(self.path, tuple(defines), mode, self.names)
+        self._library = ctypes.CDLL(str(self._file))
+        self._library.emulation_message.restype = ctypes.c_char_p
+        self._library.emulation_schedule.argtypes = [ctypes.c_int, ctypes.c_uint64]
+
+    def get_function(self, name):
+        """Callable ``(grid, block, args, shared_mem=0, schedule="in order", seed=0)``."""
+        run = getattr(self._library, f"launch_{name}")
+        read = getattr(self._library, f"signature_{name}")
+        read.restype = ctypes.c_char_p
+        signature = read().decode()
+
+        def call(grid, block, args, shared_mem=0, *, schedule="in order", seed=0):
+            values = _check_arguments(name, signature, args)
+            self._library.emulation_schedule(_SCHEDULES.index(schedule), seed)
+            if self.mode == "check":
+                self._declare_buffers(args)
+            pointers = (ctypes.c_void_p * len(values))(*(v.ctypes.data for v in values))
+            if run(_triple(grid), _triple(block), ctypes.c_size_t(shared_mem), pointers):
+                raise LaunchError(f"{name}: {self._message()}")
+
+        return call
+
+    def _declare_buffers(self, args):
+        self._library.emulation_clear_buffers()
+        for array in args:
+            if isinstance(array, np.ndarray):
+                self._library.emulation_add_buffer(ctypes.c_void_p(array.ctypes.data),
+                                                   ctypes.c_size_t(array.nbytes))
+
+    def _message(self):
+        text = self._library.emulation_message().decode()
+
+        def line(match):
+            found = subprocess.run(["addr2line", "-e", self._file, match[1]], capture_output=True,
+                                   text=True, check=False).stdout.strip()
+            return found.rsplit("/", 1)[-1].split(" ")[0] or "?"
+
+        return re.sub(r"@([0-9a-f]+)", line, text)
+
+
+def _triple(shape):
+    return (ctypes.c_uint * 3)(*[*shape, 1, 1, 1][:3])
+
+
+def _check_arguments(name, signature, args):
+    """One-element arrays that hold the arguments' values."""
+    if len(args) != len(signature):
+        raise TypeError(f"{name} takes {len(signature)} arguments, got {len(args)}")
+    values = []
+    for i, (kind, value) in enumerate(zip(signature, args)):
+        if kind == "p":
+            if value is None:
+                value = np.uint64(0)
+            elif isinstance(value, np.ndarray) and value.flags.c_contiguous:
+                value = np.uint64(value.ctypes.data)
+            else:
+                raise TypeError(f"{name}: argument {i} is {type(value).__name__}, expected a "
+                                "contiguous array or None")
+        elif not isinstance(value, _SCALARS[kind]):
+            raise TypeError(f"{name}: argument {i} is {type(value).__name__}, expected "
+                            f"{_SCALARS[kind][0].__name__}")
+        values.append(np.array([value]))
+    return values
+
+
+def _cache_dir():
+    base = os.environ.get(CACHE_ENV)
+    if base is None:
+        base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "cudflash"
+    folder = Path(base) / "emulation"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _run(command):
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(map(str, command))} failed:\n{done.stderr[-4000:]}")
+
+
+def _built(path, defines, mode, names):
+    """Shared library of a kernel file; kept in the cache under the hash of all that went in."""
+    digest = hashlib.sha256(repr((_COMMON, _MODES[mode], defines, str(path))).encode())
+    sources = [path, *sorted(KERNELS.rglob("*.cuh")), *sorted(HERE.glob("*.h")),
+               *sorted(HERE.glob("*.cpp"))]
+    for source in sources:
+        digest.update(source.read_bytes())
+    out = _cache_dir() / f"{path.stem}-{mode}-{digest.hexdigest()[:24]}.so"
+    if out.exists():
+        return out
+    with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
+        scratch = Path(scratch)
+        unit = scratch / "unit.cpp"
+        exports = "".join(f"EMULATED_KERNEL({name})\n" for name in names)
+        unit.write_text(f'#include "device.h"\n#include "{path}"\n{exports}')
+        kernel = scratch / "kernel.o"
+        _run(["g++", *_COMMON, *_MODES[mode], f"-I{path.parent}", *(f"-D{d}" for d in defines),
+              "-c", unit, "-o", kernel])
+        objects = [kernel, _object("runtime.cpp")]
+        if mode == "check":
+            objects.append(_object("checker.cpp"))
+        _run(["g++", "-shared", "-o", scratch / "out.so", *objects, "-ldl"])
+        os.replace(scratch / "out.so", out)  # two processes may build at once; both are the same
+    return out
+
+
+def _object(name):
+    """Compiled part of the emulator itself."""
+    digest = hashlib.sha256(repr(_COMMON).encode())
+    for source in [HERE / name, *sorted(HERE.glob("*.h"))]:
+        digest.update(source.read_bytes())
+    out = _cache_dir() / f"{name}-{digest.hexdigest()[:24]}.o"
+    if not out.exists():
+        with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
+            made = Path(scratch) / "made.o"
+            _run(["g++", *_COMMON, "-O2", "-c", HERE / name, "-o", made])
+            os.replace(made, out)
+    return out
