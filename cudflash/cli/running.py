@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import click
 
+from cudflash import defaults
 from cudflash.cli.common import (
     cache_options,
     device_options,
@@ -33,7 +34,7 @@ engine_options = options(
     click.option(
         "--activations",
         metavar="TYPE",
-        help="Precision of activations: int8, or int8x2 (finer, slower). Default: int8.",
+        help=f"Precision of activations: int8, or int8x2 (finer). Default: {defaults.ACTIVATIONS}.",
     ),
     draft_options,
 )
