@@ -2,9 +2,8 @@
 
 A program is an int64 array of records ``[entry point, argument block, barrier before, serial]``.
 Every worker thread walks the whole program and takes its own share of each record; a serial record
-is thread 0's alone. Threads meet
-at spin barriers: a forward of a small model has hundreds of steps of a few microseconds, far
-below what a sleeping thread costs to wake.
+is thread 0's alone. Threads meet at barriers that spin first and sleep later: a forward of a small model has hundreds of steps of a
+few microseconds, far below what a sleeping thread costs to wake.
 
 Subnormal policy of the numerics contract: flush to zero, set here for the length of a program and
 restored afterwards (CuPy compiles with ``-ftz=true`` and gives no way to turn it off).
@@ -18,10 +17,15 @@ from numba.extending import intrinsic
 from cudflash.ops.cpu import simd as S
 
 RECORD_BYTES = 32
-# Barrier block: arrivals and generation on cache lines of their own.
+# Barrier block: arrivals on one cache line; generation and the count of sleepers on the next.
 BARRIER_BYTES = 128
 _GENERATION = 64
-_SPINS_BEFORE_YIELD = 4000
+_SLEEPERS = 96
+# About 50 us of pauses. On an idle machine nobody waits that long; on a busy one the other thread
+# has lost its core, and spinning on would only take the time it needs.
+_SPINS_BEFORE_SLEEP = 1000
+_FUTEX_CALL = {"x86_64": 202, "aarch64": 98}  # number of the Linux system call
+_FUTEX_WAIT, _FUTEX_WAKE = 128, 129           # private to the process
 _FTZ_DAZ = 0x8040
 
 
@@ -43,7 +47,7 @@ def call_kernel(typingctx, entry, args, tid, n_threads):
 
 
 def _atomic_add(builder, address, value):
-    return builder.atomic_rmw("add", S.pointer(builder, address, S.I64), value, "acq_rel")
+    return builder.atomic_rmw("add", S.pointer(builder, address, S.I64), value, "seq_cst")
 
 
 def _atomic_load(builder, address):
@@ -69,10 +73,20 @@ def _pause(builder):
         S.call_intrinsic(builder, "llvm.x86.sse2.pause", ir.VoidType(), [])
 
 
-def _yield(builder):
-    if "windows" in builder.module.triple:
+def _futex(builder, address, operation, value):
+    """Linux: sleep until the 32-bit word changes from ``value``, or wake ``value`` sleepers.
+
+    Elsewhere the thread only offers its core to others.
+    """
+    triple = builder.module.triple
+    number = _FUTEX_CALL.get(triple.split("-")[0]) if "linux" in triple else None
+    if number is None:
+        if "windows" not in triple:
+            S.call_intrinsic(builder, "sched_yield", S.I32, [])
         return
-    S.call_intrinsic(builder, "sched_yield", S.I32, [])
+    zero = ir.Constant(S.I64, 0)
+    args = [ir.Constant(S.I64, number), address, operation, value, zero, zero, zero]
+    S.call_intrinsic(builder, "syscall", S.I64, args)
 
 
 def _swap_mxcsr(builder, value):
@@ -89,7 +103,7 @@ def _swap_mxcsr(builder, value):
 
 
 pause = S._define("pause", types.none(), _pause)
-yield_cpu = S._define("yield_cpu", types.none(), _yield)
+futex = S._define("futex", types.none(_a, _a, _a), _futex)
 swap_mxcsr = S._define("swap_mxcsr", types.int32(types.int32), _swap_mxcsr)
 
 
@@ -106,14 +120,19 @@ def build_run_program():
         if atomic_add(barrier, 1) == n_threads - 1:
             atomic_store(barrier, 0)
             atomic_add(barrier + _GENERATION, 1)
+            # A sleeper counts itself before it looks at the generation, so none is missed.
+            if atomic_add(barrier + _SLEEPERS, 0) != 0:
+                futex(barrier + _GENERATION, _FUTEX_WAKE, 1 << 30)
         else:
             spins = 0
             while atomic_load(barrier + _GENERATION) == generation:
                 spins += 1
-                if spins < _SPINS_BEFORE_YIELD:
+                if spins < _SPINS_BEFORE_SLEEP:
                     pause()
                 else:
-                    yield_cpu()
+                    atomic_add(barrier + _SLEEPERS, 1)
+                    futex(barrier + _GENERATION, _FUTEX_WAIT, generation & 0xFFFFFFFF)
+                    atomic_add(barrier + _SLEEPERS, -1)
 
     def run_program(args, tid, n_threads):
         program = S.peek_i64(args)
