@@ -2,8 +2,8 @@
 
 A program is an int64 array of records ``[entry point, argument block, barrier before, serial]``.
 Every worker thread walks the whole program and takes its own share of each record; a serial record
-is thread 0's alone. Threads meet at barriers that spin first and sleep later: a forward of a small model has hundreds of steps of a
-few microseconds, far below what a sleeping thread costs to wake.
+is thread 0's alone. Threads meet at barriers that spin first and sleep later: a forward of a small
+model has hundreds of steps of a few microseconds, far below what a sleeping thread costs to wake.
 
 Subnormal policy of the numerics contract: flush to zero, set here for the length of a program and
 restored afterwards (CuPy compiles with ``-ftz=true`` and gives no way to turn it off).
