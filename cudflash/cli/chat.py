@@ -62,14 +62,14 @@ def command(ctx, words, model, system, **params):
     }
     speculation = take_speculation(params)
     seed, extra = take_seed(params), take_template(params)
-    with CompileNotice(output) as compilation:
+    with CompileNotice(output):
         engine = open_engine(output, model, arguments)
         request |= settle_speculation(output, engine, speculation)
         _need_template(engine, model)
         if params["ignore_eos"]:
             raise UsageError("--ignore-eos would make an answer endless; it is for generate")
         conversation = Conversation(
-            output, engine, compilation,
+            output, engine,
             system=system, sampling=sampling, seed=seed, request=request, template=extra,
             as_json=params["as_json"],
         )  # fmt: skip

@@ -31,7 +31,6 @@ class Conversation:
     ----------
     output : Output
     engine : Engine
-    compilation : CompileNotice
     system : str or None
     sampling : SamplingConfig
     seed : int or None
@@ -44,11 +43,9 @@ class Conversation:
         Write each answer as one object, a line each, instead of its text.
     """
 
-    def __init__(
-        self, output, engine, compilation, *, system, sampling, seed, request, template, as_json
-    ):
+    def __init__(self, output, engine, *, system, sampling, seed, request, template, as_json):
         self._as_json = as_json
-        self._output, self._engine, self._compilation = output, engine, compilation
+        self._output, self._engine = output, engine
         self._session = engine.session()
         self._sampling, self._seed = sampling, seed
         self._request, self._template = request, template
@@ -100,9 +97,7 @@ class Conversation:
         generation = self._session.generate(
             prompt, sampling=self._sampling, seed=seed, **self._request
         )
-        result, _ = stream_answer(
-            self._output, generation, self._compilation, stream=not self._as_json
-        )
+        result, _ = stream_answer(self._output, generation, stream=not self._as_json)
         if self._as_json:
             self._output.json(result.to_dict())
         elif not result.text.endswith("\n"):

@@ -144,7 +144,7 @@ def _generate(output, model, text, escape, speculation, params):
     if request["logprobs"] and not params["as_json"]:
         raise UsageError("--logprobs gives numbers in the JSON object only; add --json")
     messages, extra = take_messages(params, text)
-    with CompileNotice(output) as compilation:
+    with CompileNotice(output):
         engine = open_engine(output, model, arguments)
         request |= settle_speculation(output, engine, speculation)
         if params.pop("ignore_eos"):
@@ -154,7 +154,7 @@ def _generate(output, model, text, escape, speculation, params):
         content = text if messages is None else chat_prompt(engine, messages, extra)
         generation = engine.session().generate(content, sampling=sampling, **request)
         stream = not (params["as_json"] or params["no_stream"])
-        return stream_answer(output, generation, compilation, stream)
+        return stream_answer(output, generation, stream)
 
 
 def take_messages(params, text):

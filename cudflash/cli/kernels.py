@@ -2,15 +2,16 @@
 
 
 class CompileNotice:
-    """Announces the first compilation, counts them on a terminal, and sums them up.
+    """Within the block compilations are announced once, counted on a terminal, and summed up.
 
-    Kernels are compiled when they are first needed, some of them only with the first token, so
-    ``done`` is called then. Used in a ``with`` block.
+    Kernels are compiled when they are first needed, some of them in the middle of an answer: then
+    nothing is shown before the end, so that the text stays whole.
     """
 
     def __init__(self, output):
         self._output = output
         self._count = 0
+        self._announced = False
         self._active = True
 
     def __enter__(self):
@@ -20,22 +21,20 @@ class CompileNotice:
         return self
 
     def __exit__(self, *exc):
-        self.done()
         self._active = False  # listeners cannot be taken back
-
-    def done(self):
-        """Sum up what was compiled so far."""
         if self._count:
             kernels = "kernel" if self._count == 1 else "kernels"
-            self._output.note(f"compiled {self._count} {kernels}")
-            self._count = 0
+            self._output.note(f"compiled {self._count} {kernels} ({_kept()})")
 
     def _compiling(self, name):
         if not self._active:
             return
-        if not self._count:
-            self._output.note(f"compiling kernels for this processor ({_kept()}) ...")
         self._count += 1
+        if self._output.mid_line:
+            return
+        if not self._announced:
+            self._announced = True
+            self._output.note(f"compiling kernels for this processor ({_kept()}) ...")
         self._output.progress(f"compiling kernel {self._count}: {name}")
 
 

@@ -59,10 +59,12 @@ class Output:
     def progress(self, text):
         """Rewrite the transient line of a terminal; elsewhere and with ``-q`` nothing.
 
-        A line that would be gone before anybody could read it is left out.
+        A line that would be gone before anybody could read it is left out, and one that would
+        wipe out the beginning of an answer's line.
         """
         now = time.monotonic()
-        if self.quiet or not self.rewrites or (self._progress and now - self._shown < REWRITE_S):
+        soon = self._progress and now - self._shown < REWRITE_S
+        if self.quiet or self.mid_line or soon or not self.rewrites:
             return
         self._write_err(CLEAR_LINE + text)
         self._progress, self._shown = True, now
@@ -118,6 +120,11 @@ class Output:
     def json(self, value):
         """Write one object on one line: ASCII only, so no reader can take it for two."""
         self.line(json.dumps(plain(value), allow_nan=False))
+
+    @property
+    def mid_line(self):
+        """Whether the answer's last line is not finished."""
+        return self._unfinished_line
 
     def end_line(self):
         """Begin a new line on stderr after an answer that did not end with one.

@@ -206,14 +206,13 @@ def interrupt_cancels(generation):
         signal.signal(signal.SIGINT, previous)
 
 
-def stream_answer(output, generation, compilation, stream=True):
+def stream_answer(output, generation, stream=True):
     """Run an answer to its end, its text going to stdout as it comes.
 
     Parameters
     ----------
     output : Output
     generation : Generation
-    compilation : CompileNotice
     stream : bool
         False to leave the text to the caller.
 
@@ -243,7 +242,6 @@ def stream_answer(output, generation, compilation, stream=True):
                     f"{event.reason}"
                 )
             elif isinstance(event, TokenEvent | Finished):
-                compilation.done()
                 if stream:
                     output.answer(event.text)
             elif isinstance(event, GateChanged):

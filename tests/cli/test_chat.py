@@ -217,7 +217,12 @@ class Terminal:
         os.write(self.fd, text.encode())
 
     def interrupt(self):
-        """Press Ctrl-C (the signal; the terminal is not the program's controlling one)."""
+        """Press Ctrl-C (the signal; the terminal is not the program's controlling one).
+
+        Nobody presses it in the instant between the prompt and the read, where Python would see it
+        only with the next key.
+        """
+        time.sleep(0.5)
         self.process.send_signal(signal.SIGINT)
 
     def close(self):
