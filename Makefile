@@ -19,7 +19,7 @@ run: install  ## set up, fetch a small model, answer one question
 install: $(VENV)/installed  ## set up cudflash, editable, in .venv
 
 test: $(VENV)/installed-test  ## set up with what the tests need, run them
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 check: $(VENV)/installed-test  ## lint
 	$(BIN)/ruff check .
