@@ -81,25 +81,31 @@ def _row(b, base, stride, r):
     return base if r == 0 else b.add(base, b.mul(stride, ir.Constant(S.I64, r)))
 
 
-def _dots(b, isa, unpacker, fmt, rows, q, q_stride, starts, finish):
-    """Accumulate code-times-activation sums; call ``finish(sub, dots)`` as each sub-block ends."""
+def _dots(b, isa, unpacker, fmt, x_rows, starts, finish):
+    """Accumulate code-times-activation sums; call ``finish(sub, dots)`` as each sub-block ends.
+
+    ``x_rows`` are addresses of int8 rows; ``starts(sub, i)`` is the first value of row i's sum.
+    """
     wide = fmt.bias == 128
     steps_per_sub = fmt.sub // 4
     open_subs = {}
-    bases = [_row(b, q, q_stride, r) for r in range(rows)]
     for element, codes in unpacker.steps():
         sub = element // fmt.sub
         if sub not in open_subs:
-            open_subs[sub] = [starts(sub, r) for r in range(rows)], 0
+            open_subs[sub] = [starts(sub, i) for i in range(len(x_rows))], 0
         sums, done = open_subs[sub]
-        for r in range(rows):
-            x_word = S.load(b, S.offset(b, bases[r], element), S.I32)
-            sums[r] = dot4(b, isa, sums[r], codes, x_word, wide)
+        for i, row in enumerate(x_rows):
+            x_word = S.load(b, S.offset(b, row, element), S.I32)
+            sums[i] = dot4(b, isa, sums[i], codes, x_word, wide)
         if done + 1 == steps_per_sub:
             finish(sub, sums)
             del open_subs[sub]
         else:
             open_subs[sub] = sums, done + 1
+
+
+def _x_rows(b, q, q_stride, rows):
+    return [_row(b, q, q_stride, r) for r in range(rows)]
 
 
 def _zero_i(*_):
@@ -120,23 +126,20 @@ def q32_unit(name, rows, planes, isa):
         unpacker = Unpacker(b, fmt, w, isa)
 
         def start(sub, r):
-            if fmt.bias == 0:
+            if fmt.bias == 0 or r >= rows:  # the low term carries the bias
                 return _zero_i()
             v = S.splat(b, S.load(b, _row(b, a, a_stride, r), S.I32))
             shift = (fmt.bias // 8).bit_length() - 1
             return b.shl(v, S.const_splat(S.I32, shift, 16)) if shift else v
 
-        total = [None] * rows
-
-        def keep(sub, sums):
-            total[:] = sums
-
-        _dots(b, isa, unpacker, fmt, rows, q, q_stride, start, keep)
-        if planes == 2:  # x = 256 * high + low; the low plane carried the start value
-            low = list(total)
-            _dots(b, isa, unpacker, fmt, rows, b.add(q, q_plane), q_stride, _zero_i, keep)
-            total = [b.add(b.shl(h, S.const_splat(S.I32, 8, 16)), lo)
-                     for h, lo in zip(total, low)]
+        x_rows = _x_rows(b, q, q_stride, rows)
+        if planes == 2:  # x = 256 * high + low; codes are unpacked once for both terms
+            x_rows += _x_rows(b, b.add(q, q_plane), q_stride, rows)
+        total = []
+        _dots(b, isa, unpacker, fmt, x_rows, start, lambda sub, sums: total.extend(sums))
+        if planes == 2:
+            total = [b.add(b.shl(high, S.const_splat(S.I32, 8, 16)), low)
+                     for low, high in zip(total[:rows], total[rows:])]
         scale = unpacker.f16("d")
         minimum = unpacker.f16("m") if fmt.has_min else None
         for r in range(rows):
@@ -159,20 +162,20 @@ def q256_unit(name, rows, planes, isa):
     fmt = FORMATS[name]
     tile = TileType(rows)
 
-    def plane_sums(b, unpacker, scales, q, q_stride, a, a_stride):
-        """Sum of scale * (dot << exponent) per row, int32."""
-        sums = [_zero_i() for _ in range(rows)]
+    def plane_sums(b, unpacker, scales, bases, q_stride, a, a_stride):
+        """Sum of scale * (dot << exponent) per row of each plane in ``bases``, int32."""
+        x_rows = [row for base in bases for row in _x_rows(b, base, q_stride, rows)]
+        sums = [_zero_i() for _ in x_rows]
 
         def finish(sub, dots):
-            for r in range(rows):
-                dot = dots[r]
+            for i, dot in enumerate(dots):
                 if planes == 1:
-                    at = S.offset(b, _row(b, a, a_stride, r), 4 * (sub * fmt.sub // 32))
+                    at = S.offset(b, _row(b, a, a_stride, i), 4 * (sub * fmt.sub // 32))
                     dot = b.shl(dot, S.splat(b, S.load(b, at, S.I32)))
-                sums[r] = b.add(sums[r], b.mul(dot, scales[sub]))
+                sums[i] = b.add(sums[i], b.mul(dot, scales[sub]))
 
-        _dots(b, isa, unpacker, fmt, rows, q, q_stride, _zero_i, finish)
-        return sums
+        _dots(b, isa, unpacker, fmt, x_rows, _zero_i, finish)
+        return [sums[i:i + rows] for i in range(0, len(sums), rows)]
 
     def weighted(b, pairs, base, stride):
         """Sum over sub-blocks of weight * sum(x), int32; two sub-blocks per step."""
@@ -203,10 +206,13 @@ def q256_unit(name, rows, planes, isa):
                       for j in range(0, len(scales), 2)] if fmt.bias else None
         min_pairs = [pack_pair(b, mins[j], mins[j + 1])
                      for j in range(0, len(mins), 2)] if mins else None
+        bases = [q] if planes == 1 else [q, b.add(q, q_plane)]  # plane 0 is the low term
+        # Formats whose steps jump between four sub-blocks have no registers left for two planes.
+        together = [bases] if fmt.sub == 32 else [[base] for base in bases]
+        mains = [sums for group in together
+                 for sums in plane_sums(b, unpacker, scales, group, q_stride, a, a_stride)]
         by_plane = []
-        for p in range(planes):  # plane 0 is the low term
-            q_at = q if p == 0 else b.add(q, q_plane)
-            main = plane_sums(b, unpacker, scales, q_at, q_stride, a, a_stride)
+        for p, main in enumerate(mains):
             base = sums_at[0] if p == 0 else b.add(sums_at[0], sums_at[2])
             if bias_pairs:
                 bias = S.const_splat(S.I32, fmt.bias, 16)
