@@ -202,12 +202,17 @@ def has_llama_cpp(python):
 
 
 def command_seconds(command):
-    """Return the wall time of a command that must succeed; its output goes nowhere."""
+    """Return the wall time of a command that must succeed; its output goes nowhere.
+
+    Python may keep its bytecode, as it does for every user: a setting against that would add the
+    compilation of all modules to each start.
+    """
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     start = time.perf_counter()
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            text=True, check=False,
+            text=True, check=False, env=env,
         )
     except OSError as error:
         raise PeerError(f"{command[0]} could not be started: {error}") from error
