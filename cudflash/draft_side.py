@@ -55,6 +55,10 @@ class DraftSide:
         """Run one draft pass on a context of its own: see ``Engine.draft_block``."""
         return draft_block(self._ops, self.model, self.work, tap_rows, anchor)
 
+    def file_weights(self):
+        """The weights as the file has them, on its memory map."""
+        return self._pair.draft.weights
+
     def digest(self):
         """SHA-256 of the draft; read once, on first use."""
         if self._digest is None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from cudflash.drafters import AlwaysWrong, Cycle, KeepK, Oracle, Random
 from cudflash.errors import UsageError
+from cudflash.probe import probe
 from cudflash.prompts import prompt_ids
 from cudflash.sampling import Distribution, Mt19937, SamplingConfig
 from cudflash.spec.acceptance import RATIO, ratio
@@ -60,6 +61,7 @@ class VerifyReport:
     findings: tuple = field(default=())  # of spec.diagnosis, as dicts
     seed_echo: float | None = None  # share of blocks whose row 0 reproduced the anchor
     acceptance: float | None = None  # of the draft, at temperature 0
+    probe: object = None  # Probe of the draft's conditioning, None for too little text
 
     @property
     def passed(self):
@@ -75,6 +77,7 @@ class VerifyReport:
             "acceptance": self.acceptance,
             "seed_echo": self.seed_echo,
             "findings": list(self.findings),
+            "probe": None if self.probe is None else self.probe.to_dict(),
             "checks": [asdict(check) for check in self.checks],
         }
 
@@ -125,16 +128,19 @@ class Verifier:
         -------
         VerifyReport
         """
-        checks = []
+        checks, texts = [], []
         for index, prompt in enumerate(self._ids(prompts)):
             for sampling in self._modes:
                 plain = self._answer(prompt, sampling, speculative="off")
+                if sampling.greedy:
+                    texts.append((prompt, plain.tokens))
                 if self.engine.draft is not None:
                     checks += self._draft_checks(index, prompt, sampling, plain)
                 if scripted and index == 0:
                     checks += self._scripted_checks(index, prompt, sampling, plain)
         checks += [self._tell(check) for check in rule_checks(self._seed)]
-        return self._report(checks)
+        found = None if self.engine.draft is None else probe(self.engine, texts)
+        return self._report(checks, found)
 
     def qualify(self, prompt, floor=0.0, verify_length=None):
         """The strict form: 256 greedy tokens with a digest of every row of target logits.
@@ -306,7 +312,9 @@ class Verifier:
             self._progress(check)
         return check
 
-    def _report(self, checks):
+    def _report(self, checks, found=None):
+        for finding in () if found is None else found.findings:
+            self._findings[finding.name] = finding.to_dict()
         draft = self.engine.draft
         echo = None
         if len(self._echoes) >= MIN_ECHOES:
@@ -314,7 +322,7 @@ class Verifier:
         return VerifyReport(
             str(self.engine.gguf.path), None if draft is None else str(draft.path), tuple(checks),
             tuple(self._findings.values()), echo,
-            self._accepted / self._drafted if self._drafted else None,
+            self._accepted / self._drafted if self._drafted else None, found,
         )  # fmt: skip
 
 
