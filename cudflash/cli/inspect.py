@@ -4,22 +4,24 @@ import click
 
 from cudflash.cli.common import Command, json_option, output_of, output_options
 from cudflash.cli.output import human_bytes
-from cudflash.errors import UnsupportedError
+from cudflash.errors import PairingError, UnsupportedError
 
 
 @click.command("inspect", cls=Command)
 @click.argument("file", type=click.Path(), metavar="FILE")
+@click.argument("draft", type=click.Path(), metavar="[DRAFT]", required=False)
 @click.option("--tensors", is_flag=True, help="List every tensor.")
 @click.option("--metadata", is_flag=True, help="List every metadata key; long values are cut.")
 @click.option("--digest", is_flag=True, help="Read the whole file for its SHA-256.")
 @json_option
 @output_options
 @click.pass_context
-def command(ctx, file, tensors, metadata, digest, as_json):
+def command(ctx, file, draft, tensors, metadata, digest, as_json):
     """Show what a GGUF file holds and whether this version can run it.
 
     Reads only the file's header. A file that is sound but cannot be run is shown with the reason;
-    the exit code is then still 0. A damaged file is an error (exit code 3).
+    the exit code is then still 0. A damaged file is an error (exit code 3). With a DRAFT, show
+    whether the two belong together and why; the exit code is 4 if they do not.
     """
     from cudflash.loader.gguf import open_gguf
     from cudflash.loader.summary import file_digest, summarize
@@ -35,10 +37,46 @@ def command(ctx, file, tensors, metadata, digest, as_json):
         found["tensors"] = [_tensor(info) for info in gguf.tensors.values()]
     if metadata:
         found["metadata"] = {key: _shown(value) for key, value in gguf.metadata.items()}
+    if draft is not None:
+        found["pairing"] = _pairing(gguf, draft)
     if as_json:
         output.json(found)
     else:
         show(output, found)
+    if draft is not None and not found["pairing"]["compatible"]:
+        ctx.exit(PairingError.exit_code)
+
+
+def _pairing(gguf, draft):
+    from cudflash.loader.bind import bind_target
+    from cudflash.loader.draft_bind import open_draft
+    from cudflash.loader.pairing import pairing_verdict
+
+    return pairing_verdict(bind_target(gguf).config, open_draft(draft))
+
+
+def show_pairing(output, pairing):
+    """Write a verdict with its reasons for people."""
+    draft = pairing["draft"]
+    output.line()
+    output.table(
+        [
+            (check["what"], str(check["draft"]), str(check["target"]), "yes" if check["fits"] else "NO")
+            for check in pairing["checks"]
+        ],
+        header=("", "draft", "target", "fits"),
+    )
+    output.line()
+    window = "none" if draft["window"] is None else f"{draft['window']} on {draft['window_pattern']}"
+    output.line(
+        f"{draft['kind']} draft: {pairing['lane']}; taps {draft['taps']} (0-based, "
+        f"{draft['taps_source']}), window {window} ({draft['window_source']}), mask token "
+        f"{draft['mask_token_id']}"
+    )
+    for warning in pairing["warnings"]:
+        output.line(f"note: {warning}")
+    verdict = "compatible: yes" if pairing["compatible"] else "compatible: no"
+    output.line(verdict + "".join(f"; {reason}" for reason in pairing["reasons"]))
 
 
 def show(output, found):
@@ -57,6 +95,8 @@ def show(output, found):
         if name in found:
             output.line()
             output.table(_rows_of(name, found[name]), header=header, right=(3,) if header else ())
+    if "pairing" in found:
+        show_pairing(output, found["pairing"])
 
 
 def _rows_of(name, value):

@@ -27,6 +27,7 @@ _KINDS = (
     ("scratch", "scratch"),
     ("logits", "logits"),
     ("io", "ids and positions"),
+    ("taps", "captured layers"),
 )
 
 
@@ -35,6 +36,11 @@ _KINDS = (
 @model_option
 @cache_options
 @device_option
+@click.option(
+    "-md", "--draft", "--model-draft", "draft", type=click.Path(), metavar="FILE", help="Draft, too."
+)
+@click.option("--draft-window", type=int, metavar="N", help="As for generate.")
+@click.option("--draft-sink", type=int, metavar="N", help="As for generate.")
 @click.option(
     "--activations", metavar="TYPE", help="Precision of activations, as for generate: int8, int8x2."
 )
@@ -138,6 +144,8 @@ def check_fit(found, n_ctx):
 def show(output, found):
     """Write a plan for people."""
     rows = [(name, human_bytes(found[kind])) for kind, name in _KINDS]
+    names = dict(_KINDS, kv="context")
+    rows += [(f"draft: {names[kind]}", human_bytes(n)) for kind, n in found["draft"].items()]
     title = f"context {found['n_ctx']}, KV {found['kv_type']}, activations {found['activations']}"
     rows.append(("total", human_bytes(found["total"])))
     output.line(title)
