@@ -1,10 +1,17 @@
-"""``cudflash inspect``: what a GGUF file holds. Reads the header only, no weights, no Numba."""
+"""``cudflash inspect``: what a file holds, and whether two belong together.
+
+Reads headers only, no weights, no Numba.
+"""
+
+import math
+import os
 
 import click
 
 from cudflash.cli.common import Command, json_option, output_of, output_options
+from cudflash.cli.facts import directory_facts, draft_facts, file_facts
 from cudflash.cli.output import human_bytes
-from cudflash.errors import PairingError, UnsupportedError
+from cudflash.errors import PairingError, UnsupportedError, UsageError
 
 
 @click.command("inspect", cls=Command)
@@ -12,21 +19,43 @@ from cudflash.errors import PairingError, UnsupportedError
 @click.argument("draft", type=click.Path(), metavar="[DRAFT]", required=False)
 @click.option("--tensors", is_flag=True, help="List every tensor.")
 @click.option("--metadata", is_flag=True, help="List every metadata key; long values are cut.")
-@click.option("--digest", is_flag=True, help="Read the whole file for its SHA-256.")
+@click.option("--digest", is_flag=True, help="Read the files whole for their SHA-256.")
 @json_option
 @output_options
 @click.pass_context
 def command(ctx, file, draft, tensors, metadata, digest, as_json):
-    """Show what a GGUF file holds and whether this version can run it.
+    """Show what a model or a draft holds and whether this version can run it.
 
-    Reads only the file's header. A file that is sound but cannot be run is shown with the reason;
-    the exit code is then still 0. A damaged file is an error (exit code 3). With a DRAFT, show
-    whether the two belong together and why; the exit code is 4 if they do not.
+    FILE is a GGUF file, or the directory of a draft. Only headers are read. A file that is sound
+    but cannot be run is shown with the reason; the exit code is then still 0. A damaged file is an
+    error (exit code 3). With a DRAFT, show whether the two belong together and why; the exit code
+    is 4 if they do not.
     """
+    output = output_of(ctx)
+    wanted = {"tensors": tensors, "metadata": metadata, "digest": digest}
+    if os.path.isdir(file):
+        if draft is not None:
+            raise UsageError(
+                f"{file}: a directory, expected the GGUF file of a target model; give the target "
+                "first and its draft second"
+            )
+        found = describe_directory(file, **wanted)
+    else:
+        found = describe_file(output, file, draft, **wanted)
+    output.clear_progress()
+    if as_json:
+        output.json(found)
+    else:
+        show(output, found)
+    if draft is not None and not found["pairing"]["compatible"]:
+        ctx.exit(PairingError.exit_code)
+
+
+def describe_file(output, file, draft, tensors, metadata, digest):
+    """What is known of a GGUF file, and of the pair if a draft is given: plain values."""
     from cudflash.loader.gguf import open_gguf
     from cudflash.loader.summary import file_digest, summarize
 
-    output = output_of(ctx)
     gguf = open_gguf(file)
     found = summarize(gguf)
     if digest:
@@ -37,126 +66,167 @@ def command(ctx, file, draft, tensors, metadata, digest, as_json):
         found["tensors"] = [_tensor(info) for info in gguf.tensors.values()]
     if metadata:
         found["metadata"] = {key: _shown(value) for key, value in gguf.metadata.items()}
+    if found["draft"] is not None and found["draft"]["problem"] is None:
+        found["draft"] |= _about(_open(file))
     if draft is not None:
-        found["pairing"] = _pairing(gguf, draft)
-    if as_json:
-        output.json(found)
-    else:
-        show(output, found)
-    if draft is not None and not found["pairing"]["compatible"]:
-        ctx.exit(PairingError.exit_code)
+        found["pairing"] = _pairing(gguf, draft, digest)
+    elif found["model"]:
+        found["draft_beside"] = _beside(file, gguf)
+    return found
 
 
-def _pairing(gguf, draft):
-    from cudflash.loader.bind import bind_target
+def describe_directory(path, tensors, metadata, digest):
+    """What is known of a draft in a directory: plain values, names as in ``describe_file``."""
+    from cudflash.loader.draft_config import describe_draft_config
+    from cudflash.loader.pairing import draft_digest
+    from cudflash.loader.safetensors_dir import open_safetensors_dir, read_json
+
+    draft = _open(path)
+    stored = open_safetensors_dir(path).tensors.values()
+    found = {
+        "path": path,
+        "file_bytes": sum(os.path.getsize(name) for name in draft.files),
+        "role": "draft",
+        "name": draft.config.name,
+        "n_tensors": len(stored),
+        "tensor_types": _types(stored),
+        "draft": {
+            "problem": None,
+            "config": describe_draft_config(draft.config),
+            "warnings": list(draft.warnings),
+            **_about(draft),
+        },
+    }
+    if digest:
+        found["sha256"] = draft_digest(draft)
+    if tensors:
+        found["tensors"] = [_tensor(info) for info in stored]
+    if metadata:
+        found["metadata"] = read_json(os.path.join(path, "config.json"))
+    return found
+
+
+def _open(draft):
     from cudflash.loader.draft_bind import open_draft
-    from cudflash.loader.pairing import pairing_verdict
 
-    return pairing_verdict(bind_target(gguf).config, open_draft(draft))
+    return open_draft(draft)
+
+
+def _about(draft):
+    """What a draft's configuration does not tell."""
+    from cudflash.loader.pairing import lane_sentence
+
+    return {"path": draft.path, "files": list(draft.files), "lane": lane_sentence(draft.config)}
+
+
+def _pairing(gguf, draft, digest):
+    """The verdict about a pair, with what is known of the draft."""
+    from cudflash.loader.bind import bind_target
+    from cudflash.loader.gguf import open_gguf
+    from cudflash.loader.pairing import draft_digest, pairing_verdict
+    from cudflash.loader.safetensors_dir import open_safetensors_dir
+
+    target = bind_target(gguf)  # first: its complaint is the better one when both are swapped
+    draft = _open(draft)
+    verdict = pairing_verdict(target.config, draft)
+    opened = open_safetensors_dir if os.path.isdir(draft.path) else open_gguf
+    types = _types(opened(draft.path).tensors.values())
+    found = {**verdict, **_about(draft), "tensor_types": types}
+    return {**found, "sha256": draft_digest(draft)} if digest else found
+
+
+def _beside(file, gguf):
+    """The draft that ``generate`` would use, and why."""
+    from cudflash.loader.bind import bind_target
+    from cudflash.loader.pairing import find_draft_beside
+
+    try:
+        found = find_draft_beside(file, bind_target(gguf).config)
+    except UsageError as err:  # several fit: worth telling, no reason to fail
+        return {"path": None, "explanation": str(err), "candidates": True}
+    return {
+        "path": found.path,
+        "explanation": found.explanation,
+        "candidates": found.path is not None or bool(found.rejected),
+    }
+
+
+def _types(tensors):
+    """Tensors, values and bytes per type, largest first."""
+    table = {}
+    for info in tensors:
+        row = table.setdefault(
+            info.type_name, {"type": info.type_name, "tensors": 0, "values": 0, "bytes": 0}
+        )
+        row["tensors"] += 1
+        row["values"] += math.prod(info.shape)
+        row["bytes"] += info.n_bytes
+    return sorted(table.values(), key=lambda row: -row["bytes"])
+
+
+def show(output, found):
+    """Write a summary for people."""
+    output.table(directory_facts(found) if "model" not in found else file_facts(found))
+    draft = found["draft"]
+    if draft is not None and draft["config"] is not None:
+        output.line()
+        output.table(draft_facts(draft["config"], draft["lane"]))
+    output.line()
+    _show_types(output, found["tensor_types"])
+    for name, header in (("tensors", ("name", "type", "shape", "size")), ("metadata", None)):
+        if name in found:
+            output.line()
+            output.table(_rows_of(name, found[name]), header=header, right=(3,) if header else ())
+    for warning in draft["warnings"] if draft is not None else ():
+        output.line(f"note: {warning}")
+    if "pairing" in found:
+        show_pairing(output, found["pairing"])
+    elif found.get("draft_beside", {}).get("candidates"):
+        output.line()
+        output.line(f"note: {found['draft_beside']['explanation']}")
+
+
+def _show_types(output, types):
+    output.table(
+        [(row["type"], row["tensors"], row["values"], _size(row["bytes"])) for row in types],
+        header=("type", "tensors", "values", "size"),
+        right=(1, 2, 3),
+    )
 
 
 def show_pairing(output, pairing):
-    """Write a verdict with its reasons for people."""
-    draft = pairing["draft"]
+    """Write what is known of a draft, and the verdict with its reasons, for people."""
+    output.line()
+    facts = [("draft", pairing["path"]), ("sha256", pairing.get("sha256"))]
+    facts = [row for row in facts if row[1] is not None]
+    output.table([*facts, *draft_facts(pairing["draft"], pairing["lane"])])
+    output.line()
+    _show_types(output, pairing["tensor_types"])
     output.line()
     output.table(
         [
-            (check["what"], str(check["draft"]), str(check["target"]), "yes" if check["fits"] else "NO")
+            (
+                check["what"],
+                "not stated" if check["draft"] is None else str(check["draft"]),
+                str(check["target"]),
+                "yes" if check["fits"] else "NO",
+            )
             for check in pairing["checks"]
         ],
         header=("", "draft", "target", "fits"),
     )
     output.line()
-    window = "none" if draft["window"] is None else f"{draft['window']} on {draft['window_pattern']}"
-    output.line(
-        f"{draft['kind']} draft: {pairing['lane']}; taps {draft['taps']} (0-based, "
-        f"{draft['taps_source']}), window {window} ({draft['window_source']}), mask token "
-        f"{draft['mask_token_id']}"
-    )
     for warning in pairing["warnings"]:
         output.line(f"note: {warning}")
     verdict = "compatible: yes" if pairing["compatible"] else "compatible: no"
     output.line(verdict + "".join(f"; {reason}" for reason in pairing["reasons"]))
 
 
-def show(output, found):
-    """Write a summary for people."""
-    output.table(_facts(found))
-    output.line()
-    output.table(
-        [
-            (row["type"], row["tensors"], row["values"], _size(row["bytes"]))
-            for row in found["tensor_types"]
-        ],
-        header=("type", "tensors", "values", "size"),
-        right=(1, 2, 3),
-    )
-    for name, header in (("tensors", ("name", "type", "shape", "size")), ("metadata", None)):
-        if name in found:
-            output.line()
-            output.table(_rows_of(name, found[name]), header=header, right=(3,) if header else ())
-    if "pairing" in found:
-        show_pairing(output, found["pairing"])
-
-
 def _rows_of(name, value):
     if name == "metadata":
-        return list(value.items())
+        return [(key, str(item)) for key, item in value.items()]
     shapes = (" x ".join(map(str, tensor["shape"])) for tensor in value)
     return [(t["name"], t["type"], shape, _size(t["bytes"])) for t, shape in zip(value, shapes)]
-
-
-def _facts(found):
-    rows = [
-        ("file", found["path"]),
-        ("name", found["name"]),
-        ("architecture", found["architecture"]),
-        ("role", found["role"]),
-        ("size", f"{human_bytes(found['file_bytes'])} ({found['file_bytes']} bytes)"),
-        ("GGUF version", found["gguf_version"]),
-        ("tensors", found["n_tensors"]),
-        ("sha256", found.get("sha256")),
-    ]
-    model = found["model"]
-    rows += _model_facts(model) if model else sorted(found["hyperparameters"].items())
-    token = found["tokenizer"]
-    ids = ", ".join(f"{name} {ident}" for name, ident in token["special_ids"].items())
-    rows += [
-        ("tokenizer", " / ".join(str(token[k]) for k in ("model", "pre") if token[k])),
-        ("vocabulary", token["vocab_size"]),
-        ("special ids", ids),
-        ("chat template", "yes" if token["chat_template"] else "no"),
-        ("can be run", "yes" if found["problem"] is None else f"no: {found['problem']}"),
-    ]
-    return [(name, str(value)) for name, value in rows if value is not None and value != ""]
-
-
-def _model_facts(model):
-    heads = f"{model['n_heads']} (key/value {model['n_kv_heads']}, {model['head_dim']} wide)"
-    sliding = model["window"] is not None
-    return [
-        ("layers", model["n_layers"]),
-        ("hidden width", model["hidden_dim"]),
-        ("heads", heads),
-        ("feed-forward width", model["ffn_dim"]),
-        ("trained context", model["context_length"]),
-        ("window", f"{model['window']} on S of {model['window_pattern']}" if sliding else None),
-        ("RoPE", _rope_fact(model["rope"])),
-        ("RoPE, sliding", _rope_fact(model["rope_sliding"]) if sliding else None),
-        ("RMS epsilon", f"{model['rms_eps']:.6g}"),
-        ("output head", "shared with the embedding" if model["tied_output"] else "own tensor"),
-        ("defaults taken", "; ".join(model["defaults_taken"])),
-        ("tensors not used", ", ".join(model["extra_tensors"])),
-    ]
-
-
-def _rope_fact(rope):
-    if rope is None:
-        return "none"
-    text = f"{rope['style']}, {rope['n_dims']} dimensions, base {rope['freq_base']:g}"
-    if rope["freq_scale"] != 1:
-        text += f", scale {rope['freq_scale']:g}"
-    return text + (f", YaRN factor {rope['yarn']['factor']:g}" if rope["yarn"] else "")
 
 
 def _tensor(info):

@@ -14,6 +14,7 @@ from cudflash.cli.common import (
     output_of,
     output_options,
 )
+from cudflash.cli.draft_options import find_draft
 from cudflash.cli.output import human_bytes
 from cudflash.errors import OutOfMemoryError, UsageError
 
@@ -37,8 +38,10 @@ _KINDS = (
 @cache_options
 @device_option
 @click.option(
-    "-md", "--draft", "--model-draft", "draft", type=click.Path(), metavar="FILE", help="Draft, too."
-)
+    "-md", "--draft", "--model-draft", "draft", type=click.Path(), metavar="FILE",
+    help="Count this draft, too; 'none' for none. Default: the one that generate would use.",
+)  # fmt: skip
+@click.option("--no-draft", is_flag=True, help="Count no draft.")
 @click.option("--draft-window", type=int, metavar="N", help="As for generate.")
 @click.option("--draft-sink", type=int, metavar="N", help="As for generate.")
 @click.option(
@@ -52,20 +55,23 @@ _KINDS = (
 @json_option
 @output_options
 @click.pass_context
-def command(ctx, words, model, n_ctx, memory, as_json, **settings):
+def command(ctx, words, model, n_ctx, memory, as_json, draft, no_draft, **settings):
     """Show how much memory a model takes, before loading it.
 
-    Counts what loading and one conversation allocate. With --memory, the exit code is 5 if the
-    context asked for with --ctx-size (or, without it, any context at all) does not fit.
+    Counts what loading and one conversation allocate, those of the draft included. With --memory,
+    the exit code is 5 if the context asked for with --ctx-size (or, without it, any context at all)
+    does not fit.
     """
     model, stray = one_model(model, words)
     if stray:
         raise UsageError(f"the argument {stray[0]!r} was not expected; plan takes one file")
     budget = None if memory is None else parse_size(memory)
     given = {name: value for name, value in settings.items() if value is not None}
+    given, explanation = find_draft(model, {**given, **_draft(draft, no_draft)})
     planner = Planner(model, given)
     plan = planner.plan(planner.context_length if n_ctx == 0 else n_ctx)
     found = {"path": model, "context_length": planner.context_length, **plan.to_dict()}
+    found["draft_path"], found["draft_choice"] = given["draft"], explanation
     if budget is not None:
         found["memory"] = budget
         found["largest_n_ctx"] = planner.largest(budget)
@@ -76,6 +82,15 @@ def command(ctx, words, model, n_ctx, memory, as_json, **settings):
         show(output, found)
     if budget is not None:
         check_fit(found, n_ctx)
+
+
+def _draft(draft, no_draft):
+    """Argument of ``load``; missing where the user said nothing, so that one is looked for."""
+    if no_draft and draft not in (None, "none"):
+        raise UsageError("--draft and --no-draft contradict each other; pass one of them")
+    if no_draft or draft == "none":
+        return {"draft": None}
+    return {} if draft is None else {"draft": draft}
 
 
 class Planner:
@@ -144,19 +159,19 @@ def check_fit(found, n_ctx):
 def show(output, found):
     """Write a plan for people."""
     rows = [(name, human_bytes(found[kind])) for kind, name in _KINDS]
-    names = dict(_KINDS, kv="context")
-    rows += [(f"draft: {names[kind]}", human_bytes(n)) for kind, n in found["draft"].items()]
+    names = dict(_KINDS, kv="context rows")
+    rows += [(f"draft: {names[kind]}", human_bytes(n)) for kind, n in found["draft"].items() if n]
     title = f"context {found['n_ctx']}, KV {found['kv_type']}, activations {found['activations']}"
     rows.append(("total", human_bytes(found["total"])))
     output.line(title)
+    if found["draft_path"] is not None:
+        output.line(f"draft {found['draft_path']}: {found['draft_choice']}")
     output.table(rows, right=(1,))
     if found["mapped"]:
         output.line(f"and {human_bytes(found['mapped'])} of the embedding, read from the file")
     output.line()
     sizes = [(human_bytes(r["kv_bytes"]), human_bytes(r["total_bytes"])) for r in found["contexts"]]
-    table = [
-        (row["n_ctx"], *size, _fit(found, row)) for row, size in zip(found["contexts"], sizes)
-    ]
+    table = [(row["n_ctx"], *size, _fit(found, row)) for row, size in zip(found["contexts"], sizes)]
     header = ("context", "KV cache", "total", "fits" if "memory" in found else "")
     output.table(table, header=header, right=(0, 1, 2))
     if "memory" in found:
@@ -168,4 +183,3 @@ def _fit(found, row):
     if "memory" not in found:
         return "this plan" if row["n_ctx"] == found["n_ctx"] else ""
     return "yes" if row["total_bytes"] <= found["memory"] else "no"
-
