@@ -87,8 +87,8 @@ void touch(Shadow& s, bool write, bool is_shared, const void* pc) {
   }
   for (const Access& reader : s.readers) {
     if (!reader.ordered(block_number)) {
-      report(reader.block != block_number ? "race between blocks" : "race: write after unordered read",
-             pc, &reader);
+      report(reader.block != block_number ? "race between blocks"
+                                          : "race: write after unordered read", pc, &reader);
     }
   }
   s.writer.set(block_number, pc);
@@ -101,7 +101,9 @@ void access(const void* p, size_t n, bool write, const void* pc) {
   if ((uintptr_t)p & (n - 1)) report("misaligned access", pc, nullptr);
   size_t offset;
   if (find_shared(p, &offset)) {
-    if (offset + n > shared.size()) fail("shared access out of bounds at @%lx", offset_in_library(pc));
+    if (offset + n > shared.size()) {
+      fail("shared access out of bounds at @%lx", offset_in_library(pc));
+    }
     for (size_t i = 0; i < n; i++) touch(shared[offset + i], write, true, pc);
     return;
   }
@@ -113,7 +115,9 @@ void access(const void* p, size_t n, bool write, const void* pc) {
   }
   // a constant of the library: its read-only part ends where the dynamic section begins
   Dl_info info;
-  if (!write && dladdr(p, &info) && (const char*)p < _DYNAMIC && info.dli_fbase == own_base()) return;
+  if (!write && (const char*)p < _DYNAMIC && dladdr(p, &info) && info.dli_fbase == own_base()) {
+    return;
+  }
   fail("global %s of %zu bytes out of bounds at @%lx", write ? "write" : "read", n,
        offset_in_library(pc));
 }

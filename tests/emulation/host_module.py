@@ -89,7 +89,7 @@ class HostModule:
 
     def __init__(self, path, defines=(), mode="fast"):
         self.path, self.mode = Path(path).resolve(), mode
-        self.names = _KERNEL.findall(self.path.read_text(encoding="utf-8"))
+        self.names = _KERNEL.findall(self.path.read_text(encoding="utf-8"))  # written out, no macros
         self._file = _built(self.path, tuple(defines), mode, self.names)
         self._library = ctypes.CDLL(str(self._file))
         self._library.emulation_message.restype = ctypes.c_char_p

@@ -171,7 +171,9 @@ void collective(Collective kind, unsigned mask, int line, void* operands, Combin
   Thread* me = current;
   Thread* warp = &threads[me->warp * 32];
   int n = min(32, (int)threads.size() - me->warp * 32);
-  if (!(mask >> me->lane & 1)) fail("line %d: lane %d is not in its mask %08x", line, me->lane, mask);
+  if (!(mask >> me->lane & 1)) {
+    fail("line %d: lane %d is not in its mask %08x", line, me->lane, mask);
+  }
   if (n < 32 && mask >> n) fail("line %d: mask %08x names lanes beyond the block", line, mask);
   unsigned arrived = 0;
   me->state = kAtCollective, me->kind = kind, me->mask = mask, me->line = line;

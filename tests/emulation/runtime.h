@@ -4,7 +4,7 @@
 
 namespace emulation {
 
-// Offset of an address in the block's shared memory (static, then dynamic); false if it is not there.
+// Offset of an address in the block's shared memory (static, then dynamic); false elsewhere.
 bool find_shared(const void* address, size_t* offset);
 size_t shared_bytes();
 // Whether an address belongs to a thread's stack or to the runtime itself.
