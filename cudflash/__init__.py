@@ -16,6 +16,10 @@ _PUBLIC = {
     "PrefixReused": "cudflash.events",
     "PromptProgress": "cudflash.events",
     "TokenEvent": "cudflash.events",
+    "RoundFinished": "cudflash.events",
+    "GateChanged": "cudflash.events",
+    "DrafterFailed": "cudflash.events",
+    "Diagnosed": "cudflash.events",
     "Finished": "cudflash.events",
     "Plan": "cudflash.plan",
     "Tokenizer": "cudflash.loader.tokenizer",
@@ -24,7 +28,7 @@ _PUBLIC = {
     "Mt19937": "cudflash.sampling.mt19937",
     "CudflashError": "cudflash.errors",
 }
-_MODULES = ("errors", "events", "plan", "quant", "sampling")
+_MODULES = ("drafters", "errors", "events", "plan", "quant", "sampling", "verify")
 
 __all__ = ["__version__"]
 __all__ += list(_PUBLIC)

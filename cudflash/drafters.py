@@ -3,6 +3,7 @@
 See ``cudflash.spec.drafters`` for the order of calls; derive from ``TokenDrafter`` to write one.
 """
 
+from cudflash.spec.dflash import DFlashDrafter
 from cudflash.spec.drafters import (
     AlwaysWrong,
     Cycle,
@@ -25,6 +26,7 @@ __all__ = [
     "POINT_MASS",
     "AlwaysWrong",
     "Cycle",
+    "DFlashDrafter",
     "DraftContext",
     "DraftSampler",
     "Drafter",
