@@ -1,7 +1,24 @@
 """Kernel that re-tiles raw rows: pure byte movement, 16 rows side by side word by word."""
 
+from llvmlite import ir
+from numba import types
+
 from cudflash.ops.cpu import simd as S
-from cudflash.ops.cpu.formats import FORMATS
+from cudflash.ops.cpu.formats import FORMATS, TILE_ROWS
+
+
+def _beside(word):
+    """Intrinsic ``(source, stride, target)``: one word of 16 rows, ``stride`` bytes apart."""
+    vector = ir.VectorType(word, TILE_ROWS)
+
+    def emit(b, source, stride, target):
+        out = ir.Constant(vector, ir.Undefined)
+        for r in range(TILE_ROWS):
+            at = b.add(source, b.mul(stride, ir.Constant(S.I64, r)))
+            out = b.insert_element(out, S.load(b, at, word), ir.Constant(S.I32, r))
+        S.store(b, out, target)
+
+    return S._define("beside", types.none(types.int64, types.int64, types.int64), emit)
 
 
 def build(name):
@@ -17,6 +34,7 @@ def build(name):
     counts = tuple(f.count for f in fmt.fields)
     spreads = tuple(f.spread for f in fmt.fields)
     n_fields, block_bytes = len(fmt.fields), fmt.block_bytes
+    beside4, beside2 = _beside(S.I32), _beside(S.I16)
 
     @njit(inline="always")
     def spread(word):
@@ -38,6 +56,15 @@ def build(name):
                 for f in range(n_fields):
                     for j in range(counts[f]):
                         width = widths[f]
+                        if lanes == 16 and not spreads[f]:
+                            source = (raw + 16 * t * row_bytes + u * block_bytes
+                                      + offsets[f] + width * j)
+                            if width == 4:
+                                beside4(source, row_bytes, at)
+                            else:
+                                beside2(source, row_bytes, at)
+                            at += 16 * width
+                            continue
                         for r in range(16):
                             src = (raw + (16 * t + r) * row_bytes + u * block_bytes
                                    + offsets[f] + width * j)
