@@ -7,6 +7,7 @@ from cudflash.cli.running import engine_options, open_engine, take_engine
 from cudflash.errors import UsageError
 
 DIFFERENT = 1
+FEWEST_TOKENS = 3  # the prompt's row gives one, a round its own: with fewer nothing is drafted
 # natural text of several kinds: synthetic prompts flatter a draft
 PROMPTS = (
     "def median(values):\n    \"\"\"Return the median of a list of numbers.\"\"\"\n",
@@ -64,6 +65,11 @@ def command(ctx, target, beside, prompts, files, n_tokens, temperature, seed, no
         if params["draft"] is not None:
             raise UsageError("the draft was given twice; pass it as DRAFT or with --draft")
         params["draft"] = beside
+    if n_tokens < FEWEST_TOKENS:
+        raise UsageError(
+            f"--max-tokens is {n_tokens}, expected at least {FEWEST_TOKENS}: shorter answers have "
+            "no round that drafts, so they would prove nothing"
+        )
     texts = [*prompts, *(line for path in files for line in _lines(path))]
     if files and not texts:
         raise UsageError(f"{files[0]}: there is no prompt in it, expected one per line")

@@ -57,7 +57,8 @@ def test_facts_of_a_draft_carry_their_source(cli, folder):
 
 
 @pytest.mark.parametrize(
-    "target, draft", [("other.gguf", "draft.gguf"), ("other.gguf", "draft"), ("model.gguf", "other")]
+    "target, draft",
+    [("other.gguf", "draft.gguf"), ("other.gguf", "draft"), ("model.gguf", "other")],
 )
 def test_pair_that_does_not_fit_is_exit_4(cli, folder, target, draft):
     """An error instead of the verdict, or a verdict that a script takes for success."""

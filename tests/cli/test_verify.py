@@ -1,111 +1,113 @@
-"""`cudflash verify`, `cudflash identity`, and the draft options of `generate`."""
+"""`cudflash verify`: what it compares, what it tells, its exit codes."""
 
-import json
-import shutil
+from dataclasses import replace
 
 import pytest
 
-from tests.helpers.draft_vectors import quantised_draft
-from tests.helpers.vectors import vector_path
+from cudflash.verify import Verifier
+from tests.cli.pairs import put_directory, put_draft, put_target
 
 CONTEXT = ("-c", 256, "-t", 1)
+QUICK = ("-p", "hello", "-n", 10, *CONTEXT)
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    """A target and, beside it, a draft that fits and one that does not."""
-    folder = tmp_path_factory.mktemp("pair")
-    shutil.copy(vector_path("targets/muse-glimmer-kq.gguf"), folder / "model.gguf")
-    shutil.copy(quantised_draft("v2-muse-full"), folder / "dflash-model.gguf")
+def folder(tmp_path_factory):
+    """Two targets, the draft of one beside them, and a draft that fits neither."""
+    folder = tmp_path_factory.mktemp("verify")
+    put_target(folder)
+    put_target(folder, "qwen3", "plain.gguf")
+    put_draft(folder, "dflash-model.gguf")
+    put_directory(folder)
+    put_directory(folder, "v1-qwen3-full", "other")
     return folder
 
 
 @pytest.fixture
-def target(pair):
-    return pair / "model.gguf"
+def target(folder):
+    return folder / "model.gguf"
 
 
-def generate(cli, target, *args):
-    return cli("generate", target, "-p", "hello", "-n", 24, "--temp", 0, *CONTEXT, *args)
+def kinds(done):
+    """Names of the checks of a run with --json."""
+    return {check["name"] for check in done.json["checks"]}
 
 
-def test_draft_beside_the_model_is_used_and_explained(cli, target):
-    """A draft that is used, or not used, without a word."""
-    done = generate(cli, target, "--json", "--require-draft", "--speculative", "on")
-    assert done.code == 0 and done.json["stats"]["speculative"]["used"]
-    first = next(line for line in done.err.splitlines() if "compil" not in line)
-    for words in ("draft dflash-model.gguf", "dflash2", "sha256", "taps [4, 2, 0, 1, 3]", "beside"):
-        assert words in first
-    assert "accepted" in done.err.splitlines()[-1]
-    plain = generate(cli, target, "--json", "--no-draft")
-    assert plain.json["tokens"] == done.json["tokens"]
-    assert plain.json["stats"]["speculative"] is None and "no draft: switched off" in plain.err
-
-
-def test_two_fitting_drafts_ask(cli, target, tmp_path):
-    """The first of two drafts taken because of its name."""
-    shutil.copy(target, tmp_path / "model.gguf")
-    for name in ("a", "b"):
-        shutil.copy(target.parent / "dflash-model.gguf", tmp_path / f"dflash-{name}.gguf")
-    done = generate(cli, tmp_path / "model.gguf")
-    assert done.code == 2 and "dflash-a.gguf" in done.sentence and "--draft" in done.sentence
-    assert generate(cli, tmp_path / "model.gguf", "--draft", "none").code == 0
-
-
-def test_required_drafts_fail_loudly(cli, target):
-    """Plain decoding that passes for drafting in somebody's benchmark."""
-    for args, words in (
-        (("--no-draft",), "no drafter"),
-        (("--speculative", "off"), "no drafter"),
-        (("-n", 1), "no round"),
-    ):
-        done = generate(cli, target, "--require-draft", *args)
-        assert done.code == 2 and words in done.sentence
-
-
-def test_verify_length_is_rounded_down_and_said(cli, target):
-    """A length that is silently another one, or an illegal one that runs."""
-    done = generate(cli, target, "--draft-max", 6, "--json")
-    assert "rounded down to 3" in done.err
-    assert done.json["receipt"]["speculative"]["verify_length"] == 3
-    assert generate(cli, target, "--verify-length", 2).code == 2
-
-
-def test_receipt_file_is_the_receipt(cli, target, tmp_path):
-    """A receipt that is another one than the answer's, or not written at all."""
-    path = tmp_path / "receipt.json"
-    done = generate(cli, target, "--json", "--receipt", path)
-    assert json.loads(path.read_text()) == done.json["receipt"]
-    assert generate(cli, target, "--receipt", tmp_path / "no" / "r.json").code == 2
-
-
-@pytest.mark.parametrize("accept", ["match", "ratio"])
-def test_accept_reaches_the_answer(cli, target, accept):
-    """A rule that is parsed and dropped."""
-    done = generate(cli, target, "--json", "--accept", accept, "--temp", 1, "-s", 3)
-    assert done.json["receipt"]["speculative"]["rule"] == accept
-
-
-def test_verify_passes_and_reports(cli, target):
+def test_pair_passes_and_reports(cli, folder, target):
     """An exit code that says nothing, or an object that lacks what people compare."""
-    done = cli("verify", target, "-p", "hello", "-n", 16, *CONTEXT, "--json", "--no-scripted")
-    assert done.code == 0 and done.json["passed"]
-    keys = {"first_difference", "plain_id", "drafted_id", "margin", "plain_sha256"}
+    done = cli("verify", target, folder / "draft", *QUICK, "--json", "--no-scripted")
+    assert done.code == 0 and done.json["passed"] and done.json["draft"].endswith("draft")
+    assert kinds(done) == {"match", "gate", "ratio-replay", "rule"}
+    keys = {"first_difference", "plain_id", "drafted_id", "margin", "plain_sha256",
+            "drafted_sha256", "drafted", "accepted"}  # fmt: skip
     assert all(keys <= check.keys() for check in done.json["checks"])
-    text = cli("verify", target, target.parent / "dflash-model.gguf", "-p", "hello", "-n", 8,
-               *CONTEXT)  # fmt: skip
-    assert text.code == 0 and b"everything is equal" in text.out
+    match = [c for c in done.json["checks"] if c["name"] == "match"]
+    assert {(c["verify_length"], c["temperature"]) for c in match} == {
+        (n, t) for n in (3, 7, 15) for t in (0.0, 0.8)
+    }
+    assert all(c["plain_sha256"] == c["drafted_sha256"] and c["drafted"] for c in match)
 
 
-def test_verify_reads_prompts_line_by_line(cli, target, tmp_path):
+def test_text_of_the_draft_beside_the_model(cli, target):
+    """A table without the check that one looks for, or without a last word."""
+    done = cli("verify", target, *QUICK)
+    text = done.out.decode()
+    assert done.code == 0 and "everything is equal" in text.splitlines()[-1]
+    for words in ("match", "gate", "oracle", "always-wrong", "keep-k", "cycle", "ratio-replay"):
+        assert words in text
+    assert "dflash-model.gguf" in done.err and "beside" in done.err
+
+
+@pytest.mark.parametrize("args", [("plain.gguf",), ("model.gguf", "none"), ("model.gguf", None)])
+def test_without_a_draft_the_rules_are_compared(cli, folder, args):
+    """Nothing at all compared, and called equal."""
+    words = ("--no-draft",) if args[1:] == (None,) else args[1:]
+    done = cli("verify", folder / args[0], *words, *QUICK, "--json")
+    assert done.code == 0 and done.json["draft"] is None
+    assert kinds(done) == {"scripted", "rule"}
+    assert {c["drafter"] for c in done.json["checks"] if c["name"] == "scripted"} == {
+        "oracle", "always-wrong", "keep-k", "cycle", "random",
+    }  # fmt: skip
+
+
+def test_difference_is_exit_1_and_named(cli, folder, target, monkeypatch):
+    """A difference that is counted, but neither shown nor returned.
+
+    The fault is injected: one token of every answer of verify length 7 is another one.
+    """
+    answer = Verifier._answer
+
+    def altered(self, prompt, sampling, **options):
+        result = answer(self, prompt, sampling, **options)
+        if options.get("verify_length") != 7:
+            return result
+        tokens = (*result.tokens[:3], result.tokens[3] ^ 1, *result.tokens[4:])
+        return replace(result, tokens=tokens)
+
+    monkeypatch.setattr(Verifier, "_answer", altered)
+    args = ("verify", target, folder / "draft", *QUICK, "--no-scripted")
+    done = cli(*args, "--json")
+    wrong = [check for check in done.json["checks"] if not check["passed"]]
+    assert done.code == 1 and not done.json["passed"] and len(wrong) == 2
+    for check in wrong:
+        assert (check["name"], check["verify_length"], check["first_difference"]) == ("match", 7, 3)
+        assert check["drafted_id"] == check["plain_id"] ^ 1 and check["margin"] >= 0
+        assert check["plain_sha256"] != check["drafted_sha256"]
+    text = cli(*args)
+    assert text.code == 1 and "NOT equal" in text.out.decode().splitlines()[-1]
+    shown = (wrong[0]["plain_id"], wrong[0]["drafted_id"], wrong[0]["plain_sha256"][:16], "token 3")
+    assert all(str(words) in text.out.decode() for words in shown)
+
+
+def test_prompts_are_read_line_by_line(cli, target, tmp_path):
     """A file of prompts taken for one prompt."""
     path = tmp_path / "prompts"
     path.write_text("one\n\ntwo\n")
-    done = cli("verify", target, "-f", path, "-n", 4, *CONTEXT, "--json",
-               "--no-scripted")  # fmt: skip
+    done = cli("verify", target, "-f", path, "-n", 4, *CONTEXT, "--json", "--no-scripted")
     assert done.code == 0 and {c["prompt"] for c in done.json["checks"]} == {0, 1, None}
     path.write_text("\n")
     assert cli("verify", target, "-f", path).code == 2
+    assert cli("verify", target, "-f", tmp_path / "none").code == 2
 
 
 def test_qualify_below_the_floor_fails(cli, target):
@@ -114,13 +116,25 @@ def test_qualify_below_the_floor_fails(cli, target):
     assert done.code == 1 and b"below the floor" in done.out
 
 
-def test_identity_is_stamped_and_checked(cli, target, tmp_path):
-    """An identity file that any pair fits."""
-    path = tmp_path / "id.json"
-    made = cli("identity", target, "-o", path, "-c", 256)
-    assert made.code == 0 and json.loads(path.read_text())["taps"] == [4, 2, 0, 1, 3]
-    assert generate(cli, target, "--identity", path).code == 0
-    refused = generate(cli, target, "--identity", path, "--activations", "int8")
-    assert refused.code == 4 and "activations differs" in refused.sentence
-    assert cli("identity", target).code == 2
-    assert cli("verify", target, "--identity", tmp_path / "none").code == 2
+@pytest.mark.parametrize(
+    "files, args, code, words",
+    [
+        (("model.gguf", "other"), (), 4, "does not belong to the target"),
+        (("plain.gguf", "dflash-model.gguf"), (), 4, "does not belong to the target"),
+        (("dflash-model.gguf",), (), 2, "this is a draft"),
+        (("draft",), (), 2, "this is a draft"),
+        (("model.gguf", "plain.gguf"), (), 2, "this is a target"),
+        (("missing", "draft"), (), 3, "missing"),
+        (("model.gguf", "missing"), (), 3, "missing"),
+        (("model.gguf", "draft"), ("--draft", "x"), 2, "given twice"),
+        (("plain.gguf",), ("--qualify",), 2, "needs a draft"),
+        (("model.gguf", "draft"), ("-n", 2), 2, "at least 3"),
+        (("model.gguf", "draft"), ("--temp", 0), 2, "temperature"),
+        (("model.gguf", "draft"), ("--qualify", "--floor", 2), 2, "floor"),
+        (("model.gguf", "draft"), ("--identity", "none"), 2, "none"),
+    ],
+)
+def test_wrong_arguments_are_one_sentence(cli, folder, files, args, code, words):
+    """A traceback, or a code that a script takes for a difference."""
+    done = cli("verify", *(folder / name for name in files), "-p", "hi", *CONTEXT, *args)
+    assert done.code == code and words in done.sentence and done.out == b""
