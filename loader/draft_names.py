@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import re
 
+BESIDE = "dflash-*.gguf"  # name under which a draft is looked for in the model's folder
+
 # field -> names it may have, by dialect; the first is the one a message asks for
 TOP = {
     "gguf": {

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 
 from cudflash.loader.draft_bind import Draft, bind_draft, mismatches, open_draft
 from cudflash.loader.draft_config import QUALIFIED_LANE, DraftConfig, describe_draft_config
+from cudflash.loader.draft_names import BESIDE
 from cudflash.loader.summary import file_digest
 
 from cudflash.errors import CudflashError, UsageError
-
-BESIDE = "dflash-*.gguf"  # name under which a draft is looked for in the model's folder
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 Owns their spellings and what the user is told about the choice. Must not import a model.
 """
 
+from pathlib import Path
+
 import click
 
 from cudflash.cli.common import file_name, options
@@ -113,6 +115,11 @@ def find_draft(model, arguments):
     """
     if "draft" in arguments:
         return arguments, "given" if arguments["draft"] else "switched off"
+    from cudflash.loader.draft_names import BESIDE
+
+    # most models lie alone: that is seen without opening the file a second time
+    if not any(Path(model).parent.glob(BESIDE)):
+        return {**arguments, "draft": None}, f"no {BESIDE} beside {model}, so no draft is used"
     from cudflash.loader.pairing import find_draft_beside
     from cudflash.pair import open_pair
 

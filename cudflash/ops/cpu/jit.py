@@ -29,7 +29,6 @@ _ALLOWED_SYMBOLS = {"memset", "memcpy", "memmove", "sched_yield", "syscall", "fm
 
 _lock = threading.RLock()
 _registry = {}
-_engines = []
 _loaded = {}
 _listeners = []
 _state = {"initialised": False}
@@ -131,17 +130,25 @@ def _find_cache_dir():
 
 def _fingerprint():
     if "fingerprint" not in _state:
-        from importlib.metadata import version
-
         digest = hashlib.sha256()
         for path in sorted(Path(__file__).parent.glob("*.py")):
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
         features = llvm.get_host_cpu_features().flatten()
-        for part in (version("numba"), llvmlite.__version__, llvm.get_process_triple(),
+        for part in (_numba_version(), llvmlite.__version__, llvm.get_process_triple(),
                      llvm.get_host_cpu_name(), features, isa(), sys.version):
             digest.update(part.encode() + b"\0")
         _state["fingerprint"] = digest.hexdigest()[:24]
     return _state["fingerprint"]
+
+
+def _numba_version():
+    """Text of Numba's version file, read without importing Numba."""
+    from importlib.util import find_spec
+
+    found = find_spec("numba")
+    if found is None or found.origin is None:
+        return "absent"
+    return Path(found.origin).with_name("_version.py").read_text(encoding="utf-8")
 
 
 def _load(kern):
@@ -241,13 +248,19 @@ def _target_machine():
 
 
 def _link(name, code):
-    backing = llvm.parse_assembly("")
-    backing.triple = llvm.get_process_triple()
-    engine = llvm.create_mcjit_compiler(backing, _target_machine())
+    engine = _engine()
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     address = engine.get_function_address(symbol(name))
     if not address:
         raise DeviceError(f"kernel {name} has no entry point after linking; delete {cache_dir()}")
-    _engines.append(engine)  # the engine owns the code
     return address
+
+
+def _engine():
+    """The linker of this process; it owns the code and lives as long as the process."""
+    if "engine" not in _state:
+        backing = llvm.parse_assembly("")
+        backing.triple = llvm.get_process_triple()
+        _state["engine"] = llvm.create_mcjit_compiler(backing, _target_machine())
+    return _state["engine"]

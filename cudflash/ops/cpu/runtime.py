@@ -85,8 +85,13 @@ class _Op:
 
 def _span(array):
     """Address range that an array occupies (C-contiguous arrays only)."""
-    start = array.ctypes.data
+    start = _address(array)
     return start, start + array.nbytes
+
+
+def _address(array):
+    """Address of the first element; ``array.ctypes.data`` is the same, several times slower."""
+    return array.__array_interface__["data"][0]
 
 
 def submit(kernel, values, *, reads, writes, keep=(), touched=None):
@@ -109,7 +114,7 @@ def submit(kernel, values, *, reads, writes, keep=(), touched=None):
     block = np.empty(len(values), np.int64)
     for i, value in enumerate(values):
         if isinstance(value, np.ndarray):
-            block[i] = value.ctypes.data
+            block[i] = _address(value)
         elif isinstance(value, float):
             block[i:i + 1].view(np.float64)[0] = value
         else:
