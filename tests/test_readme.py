@@ -10,12 +10,16 @@ import pytest
 
 from cudflash import errors
 from tests.cli.conftest import TEMPLATE, with_template
+from tests.cli.pairs import put_draft, put_target
 from tests.helpers.vectors import vector_path
 from tests.test_project_rules import ROOT, tracked
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
+TARGET, DRAFT = "models/target.gguf", "models/dflash-target.gguf"
+IDENTITY, RECEIPT = "models/pair.json", "models/receipt.json"
 PROGRAM = ".venv/bin/cudflash"
+WRITES = ("-o", "--receipt")  # options that name a file to be written
 
 
 def blocks(language):
@@ -34,6 +38,20 @@ def chat_model(tmp_path_factory):
     """A tiny model that stands for README's."""
     path = tmp_path_factory.mktemp("readme") / "model.gguf"
     return with_template(vector_path("targets/llama-kq.gguf"), path, TEMPLATE)
+
+
+@pytest.fixture(scope="module")
+def stand_ins(chat_model, tmp_path_factory):
+    """README's files -> tiny ones that stand for them, and files that may be written."""
+    folder = tmp_path_factory.mktemp("pair")
+    target, draft = put_target(folder), put_draft(folder)
+    pair = folder / "pair.json"
+    done = run([_python(), "-m", "cudflash", "identity", target, draft, "-o", pair, "-c", "512"])
+    assert done.returncode == 0, done.stderr
+    return {
+        MODEL: chat_model, TARGET: str(target), DRAFT: str(draft), IDENTITY: str(pair),
+        RECEIPT: str(folder / "receipt.json"),
+    }  # fmt: skip
 
 
 def test_order_of_the_chapters():
@@ -56,11 +74,11 @@ def test_two_commands_are_what_ci_runs():
 
 
 @pytest.mark.parametrize("line", commands())
-def test_every_command_runs(line, chat_model, monkeypatch, tmp_path):
+def test_every_command_runs(line, stand_ins):
     """A command that is wrong, or was right once.
 
-    `make` commands are run by .ci/run; here their recipes are resolved. The others run on a tiny
-    model that stands for README's.
+    `make` commands are run by .ci/run; here their recipes are resolved. The others run on tiny
+    models that stand for README's.
     """
     words = shlex.split(line)
     if words[0] == "make":
@@ -74,11 +92,13 @@ def test_every_command_runs(line, chat_model, monkeypatch, tmp_path):
         assert done.returncode == 0 and "_cudflash_completion" in done.stdout, done.stderr
     else:
         assert words[0] == PROGRAM
-        arguments = [chat_model if word == MODEL else word for word in words[1:]]
+        arguments = [stand_ins.get(word, word) for word in words[1:]]
         limit = ["-c", "512"] if words[1] in ("generate", "chat") else []
         done = run([_python(), "-m", "cudflash", *arguments, *limit], input="hello\n/exit\n")
         assert done.returncode == 0, done.stderr
-        assert done.stdout
+        written = [w for w, option in zip(arguments[1:], arguments) if option in WRITES]
+        assert all(Path(path).stat().st_size for path in written)
+        assert done.stdout or written
 
 
 def run(command, **kwargs):
