@@ -187,7 +187,7 @@ def _built(path, defines, mode, names):
         exports = "".join(f"EMULATED_KERNEL({name})\n" for name in names)
         unit.write_text(f'#include "device.h"\n#include "{path}"\n{exports}')
         kernel = scratch / "kernel.o"
-        _run(["g++", *_COMMON, *_MODES[mode], f"-I{path.parent}", *(f"-D{d}" for d in defines),
+        _run(["g++", *_COMMON, *_MODES[mode], f"-I{KERNELS}", *(f"-D{d}" for d in defines),
               "-c", unit, "-o", kernel])
         objects = [kernel, _object("runtime.cpp")]
         if mode == "check":

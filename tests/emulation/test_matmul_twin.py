@@ -3,13 +3,16 @@
 The shipped .cu files run in emulation; see README.md.
 """
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 from cudflash.ops import cpu as ops
 from cudflash.ops.cpu.formats import FORMATS
 from tests.emulation import device_ops as device
-from tests.emulation.host_module import unavailable
+from tests.emulation.host_module import KERNELS, unavailable
 from tests.helpers.ops_checks import assert_same_bits, poisoned
 from tests.ops.test_matmul import activations_with_outliers, random_rows
 
@@ -103,6 +106,9 @@ def test_product_of_a_damaged_row_is_nan(name, bad):
         found, expected = device.matmul(x, w, activations, tiles), on_cpu(raw, name, x, activations)
         assert np.isnan(found[1]).all() and np.isnan(expected[1]).all()
         assert_same_bits(found[[0, 2]], expected[[0, 2]])
+        xq = device.quantize(x, w.layout, activations, tiles)
+        run = xq["codes"].view(np.int8).reshape(16, tiles, 8, -1)[300 // 32, 0, 1]
+        assert not run.any() and np.isnan(xq["d"][0, 300 // (512 // len(xq["d"][0])), 1])
 
 
 @pytest.mark.parametrize("layout", ["q32", "q256"])
@@ -132,3 +138,25 @@ def test_scratch_holds_the_cpus_codes_in_fragment_order(layout, activations):
     assert np.array_equal(sums.reshape(planes, 16, k // 16)[:, :11], cpu.b[:, :11])
     e = found["exponents"][0].T[..., None] >> (2 * np.arange(8)) & 3
     assert np.array_equal(e.reshape(16, -1)[:11], cpu.a[:11])
+
+
+def extreme_products():
+    """Largest codes, scales and activations, and a damaged row, in the build that stops at
+    undefined behaviour; run in a process of its own.
+    """
+    x = np.where(np.arange(512) % 2, 1.0, -1.0).astype(np.float32)[None].repeat(3, 0)
+    x[1], x[2, 5] = -3, np.nan
+    for name in ("Q6_K", "Q4_K", "IQ4_XS", "Q5_0"):
+        raw = random_rows(name, 3, 512)
+        raw[:] = 0x7F if name == "Q6_K" else 0xFF
+        w = device.retile(raw, name, 512, mode="undefined")
+        for activations in ACTIVATIONS:
+            device.matmul(x, w, activations, 2, mode="undefined")
+
+
+def test_extreme_products_have_no_undefined_behaviour():
+    """A signed overflow or a negative shift: the card and this processor may disagree on it."""
+    done = subprocess.run([sys.executable, "-c", "import tests.emulation.test_matmul_twin as t\n"
+                           "t.extreme_products()"], cwd=KERNELS.parent, capture_output=True,
+                          text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -154,6 +154,19 @@ def test_attention_of_a_row_without_keys_is_nan():
     assert_same_bits(found[1], expected[1])
 
 
+def test_damage_in_a_later_key_leaves_the_rows_before_it_alone():
+    """A key out of sight whose weight is 0 instead of left out: 0 times infinity is not 0."""
+    cpu, on_device = caches(1, 32, 256, "f16", 200)
+    q, positions = normal((4, 2, 32), 1), np.arange(196, 200, dtype=np.int32)
+    clean = device.attention(q, *on_device, positions, 0, 0.2, 0.0)
+    bad = np.full((1, 1, 32), 1e6, np.float32)
+    for write, target in ((ops.kv_write, cpu), (device.kv_write, on_device)):
+        write(*target, normal((1, 1, 32), 2), bad, positions[3:])
+    found = device.attention(q, *on_device, positions, 0, 0.2, 0.0)
+    assert_same_bits(found[:3], clean[:3])
+    assert not np.isfinite(found[3]).any()
+
+
 def test_argmax_has_the_cpus_ids():
     """A tie that goes to a higher id, a NaN that wins, a span that is not looked at."""
     logits = normal((9, 20001))
