@@ -98,6 +98,10 @@ def talk(output, conversation, reader):
             if reader.interrupted():
                 return failed
             continue
+        except UsageError as err:  # a line that is no text; the next one may be
+            output.error(str(err))
+            failed = failed if reader.interactive else err.exit_code
+            continue
         if line is None:
             return failed
         code = conversation.take(line)

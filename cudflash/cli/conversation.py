@@ -6,10 +6,11 @@ file holds, character for character, and after any failure it is what it was bef
 
 import json
 import os
+import tempfile
 from pathlib import Path
 
 from cudflash.cli.running import chat_prompt, stats_line, stream_answer
-from cudflash.errors import CudflashError, UsageError
+from cudflash.errors import ContextLengthError, CudflashError, UsageError
 
 HELP = """\
 /help          this list
@@ -75,9 +76,15 @@ class Conversation:
             elif line.strip():
                 self._retries = 0
                 self._ask([*self.messages, {"role": "user", "content": line.removeprefix(" ")}])
+        except ContextLengthError as err:
+            self._output.error(f"{err}; /clear forgets the conversation so far")
+            return err.exit_code
         except CudflashError as err:
             self._output.error(str(err))
             return err.exit_code
+        except RecursionError:  # a loaded message may carry fields that the template walks through
+            self._output.error("the conversation is nested too deeply; /clear forgets it")
+            return UsageError.exit_code
         except KeyboardInterrupt:  # the second one during an answer
             self._output.note("stopped; the question was dropped")
         return 0
@@ -88,7 +95,11 @@ class Conversation:
                 f"there is no command {name}; /help lists them, and a line that begins with a "
                 "space is sent as it is"
             )
-        self._commands[name](argument)
+        try:
+            self._commands[name](argument)
+        except (OSError, ValueError, RuntimeError) as err:  # no slip may cost the conversation
+            reason = getattr(err, "strerror", None) or err or type(err).__name__
+            raise UsageError(f"{name} cannot be done ({reason}); check what follows it") from None
 
     def _ask(self, messages):
         """Answer the last message of a list, and keep the list with the answer."""
@@ -141,9 +152,7 @@ class Conversation:
             read_messages(path)  # only a saved conversation may be overwritten
         text = json.dumps(self.messages, ensure_ascii=False, indent=1) + "\n"
         try:
-            part = path.with_name(path.name + ".part")
-            part.write_bytes(text.encode("utf-8", "surrogatepass"))
-            os.replace(part, path)
+            _replace(path, text.encode())
         except OSError as err:
             raise UsageError(
                 f"{path}: cannot be written ({err.strerror}); choose another path"
@@ -174,16 +183,50 @@ def read_messages(path):
     from cudflash.loader.chat_template import check_messages
 
     try:
-        messages = json.loads(path.read_bytes().decode("utf-8", "surrogatepass"))
+        messages = json.loads(_regular_bytes(path).decode())
         if messages:
             check_messages(messages)
+        json.dumps(messages, ensure_ascii=False).encode()
     except OSError as err:
         raise UsageError(f"{path}: cannot be read ({err.strerror}); check the path") from None
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"{path}: not a saved conversation (it has half of a surrogate pair, which is no text)"
+        ) from None
+    except RecursionError:
+        raise UsageError(f"{path}: not a saved conversation (nested too deeply)") from None
     except (ValueError, UsageError) as err:
         raise UsageError(f"{path}: not a saved conversation ({err})") from None
     if not isinstance(messages, list):
         raise UsageError(f"{path}: not a saved conversation, expected a list of messages")
     return messages
+
+
+def _regular_bytes(path):
+    """Contents of a file; a pipe or a device is refused, since reading it could last for ever."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise UsageError("it is no regular file")
+    return path.read_bytes()
+
+
+def _replace(path, data):
+    """Write a file whole or not at all; nothing else in its folder is touched."""
+    handle, part = tempfile.mkstemp(dir=path.parent, prefix=".cudflash-", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        mode = path.stat().st_mode if path.exists() else 0o666 & ~_umask()
+        os.chmod(part, mode & 0o777)  # mkstemp's own is for secrets
+        os.replace(part, path)
+    except BaseException:
+        os.unlink(part)
+        raise
+
+
+def _umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _path(argument, command):

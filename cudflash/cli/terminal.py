@@ -37,12 +37,17 @@ class LineReader:
         self._interrupts = 0
         if line is None or not line.startswith(QUOTES):
             return line
-        lines = [line.removeprefix(QUOTES)]
+        lines, refused = [line.removeprefix(QUOTES)], None
         while not lines[-1].endswith(QUOTES):
-            line = self._line(MORE)
+            try:
+                line = self._line(MORE)
+            except UsageError as err:  # the rest is read, or it would be taken for questions
+                refused, line = err, ""
             if line is None:
                 break
             lines.append(line)
+        if refused is not None:
+            raise refused
         lines[-1] = lines[-1].removesuffix(QUOTES)
         return "\n".join(lines).strip("\n")
 
@@ -61,6 +66,8 @@ class LineReader:
                 return input(prompt)
             except EOFError:
                 return None
+            except UnicodeDecodeError as err:
+                raise _not_text(err) from None
         if self.interactive:
             self._output.prompt(prompt)
         if sys.stdin is None:
@@ -71,6 +78,10 @@ class LineReader:
         try:
             return data.decode().removesuffix("\n").removesuffix("\r")
         except UnicodeDecodeError as err:
-            raise UsageError(
-                f"byte {err.start} of an input line is not UTF-8, expected UTF-8 text"
-            ) from None
+            raise _not_text(err) from None
+
+
+def _not_text(err):
+    return UsageError(
+        f"byte {err.start} of an input line is not UTF-8, expected UTF-8 text; it was left out"
+    )

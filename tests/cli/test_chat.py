@@ -167,10 +167,70 @@ def test_model_without_template_is_refused(cli, model):
     assert done.code == 2 and "no chat template" in done.sentence
 
 
-def test_input_that_is_not_utf8_is_one_sentence(cli, chat_model):
-    """A traceback of decode()."""
-    done = cli("chat", chat_model, stdin=b"\xff\n")
-    assert done.code == 2 and "UTF-8" in done.sentence
+def test_input_that_is_not_utf8_is_left_out(cli, chat_model, tmp_path):
+    """One stray byte that ends the conversation, or a block whose rest becomes questions."""
+    path = tmp_path / "a.json"
+    block = b'"""first\n\xff\nlast"""\n'
+    done = cli(
+        "chat", chat_model, *ARGS, stdin=b"one\n\xff\n" + block + f"/save {path}\n".encode()
+    )
+    assert done.code == 2 and done.err.count("not UTF-8") == 2 and "Traceback" not in done.err
+    assert [m["content"] for m in saved(path) if m["role"] == "user"] == ["one"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "/save " + "x" * 300,
+        "/save ~nosuchuser/x",
+        "/load ~nosuchuser/x",
+        "/save a\0b",
+        "/load a\0b",
+        "/load {deep}",
+        "/save {deep}",
+        "/load {pipe}",
+        "/save {pipe}",
+        "/load {folder}",
+        "/save {folder}",
+        "/load {half}",
+    ],
+)
+def test_no_command_ends_the_conversation(chat, tmp_path, line):
+    """A name that cannot be one, a file that is none: the conversation is lost."""
+    deep, pipe, half = tmp_path / "deep", tmp_path / "pipe", tmp_path / "half"
+    deep.write_text("[" * 100_000)
+    half.write_text('[{"role": "user", "content": "\\ud800"}]')
+    os.mkfifo(pipe)
+    line = line.format(deep=deep, pipe=pipe, folder=tmp_path, half=half)
+    path = tmp_path / "a.json"
+    done = chat("one", line, "two", f"/save {path}")
+    assert done.code == 2 and done.err.count("error: ") == 1 and "internal" not in done.err
+    assert [m["content"] for m in saved(path) if m["role"] == "user"] == ["one", "two"]
+
+
+def test_save_touches_no_other_file(chat, tmp_path):
+    """A neighbour that happens to have the name of the half-written file."""
+    neighbour, path = tmp_path / "a.json.part", tmp_path / "a.json"
+    neighbour.write_text("mine")
+    chat("one", f"/save {path}", f"/save {path}")
+    assert neighbour.read_text() == "mine" and sorted(tmp_path.iterdir()) == [path, neighbour]
+    assert path.stat().st_mode & 0o600 == 0o600
+
+
+def test_loaded_messages_nested_too_deeply_are_refused_or_answered(chat, tmp_path):
+    """A field that nobody reads and that exhausts the stack when the template walks through."""
+    path, kept = tmp_path / "deep.json", tmp_path / "a.json"
+    message = '{"role": "user", "content": "a", "extra": ' + "[" * 900 + "]" * 900 + "}"
+    path.write_text(f"[{message}]")
+    done = chat(f"/load {path}", "one", "/clear", "two", f"/save {kept}")
+    assert "internal error" not in done.err and "Traceback" not in done.err
+    assert [m["content"] for m in saved(kept) if m["role"] == "user"] == ["two"]
+
+
+def test_full_context_names_clear(chat):
+    """A user whose conversation no longer fits and who does not know how to go on."""
+    done = chat("long " * 50, "/clear", "hi", args=("-c", "64"))
+    assert "/clear forgets" in done.err and done.out
 
 
 def test_closed_pipe_ends_quietly(chat_model):
