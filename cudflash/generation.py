@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from cudflash.errors import UsageError
 from cudflash.events import Finished, PrefixReused, PromptProgress, TokenEvent
 from cudflash.result import Result, Usage
-from cudflash.stop import AnswerText
+from cudflash.stop import CANCELLED, AnswerText
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ class Generation:
         """Make the result; an answer that has not ended by itself was cancelled."""
         text = self._answer.cancel()
         with self._engine.lock:
-            self._rounds.finish()
+            self._rounds.finish(self._answer.finish_reason == CANCELLED)
         answer, request = self._answer, self._request
         receipt = {**request.receipt, **self._rounds.receipt()}
         self._result = Result(

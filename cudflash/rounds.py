@@ -10,7 +10,8 @@ The protocol, followed by plain and by speculative rounds:
 - ``settle(kept)`` ends the round: the first ``kept`` of its tokens became part of the answer. The
   rows of the token before them and of all of them but the last are committed, the others dropped;
 - ``abandon()`` drops an open block, whatever state it is in;
-- ``finish()`` ends the answer, however it ended; afterwards ``stats()`` and ``receipt()`` tell.
+- ``finish(cancelled)`` ends the answer, however it ended; afterwards ``stats()`` and ``receipt()``
+  tell.
 
 ``events()`` returns what happened since it was last asked.
 
@@ -70,8 +71,8 @@ class Rounds:
         """Events since the last call."""
         return ()
 
-    def finish(self):
-        """End the answer."""
+    def finish(self, cancelled=False):
+        """End the answer; nothing is evaluated for one that was cancelled."""
 
     def stats(self):
         """Counters of speculation, None without."""

@@ -173,11 +173,15 @@ class SpecRounds(Rounds):
         if found is not None:
             self._events.append(Diagnosed(found))
 
-    def finish(self):
-        """Measure a plain step if there was none, diagnose, fix what the receipt will say."""
+    def finish(self, cancelled=False):
+        """Measure a plain step if there was none, diagnose, fix what the receipt will say.
+
+        Who has cancelled does not wait for a measurement.
+        """
         options = self._options
         if self._state is not None:
-            self._measure_plain_step()
+            if not cancelled:
+                self._measure_plain_step()
             self._diagnose()
         self._part = speculative_part(
             options.mode, options.accept, self._state, self._drafter,

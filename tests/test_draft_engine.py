@@ -33,7 +33,7 @@ def test_answers_are_those_of_plain_decoding(name, accept):
     one = draft_engine(name)
     ids = prompt(one, 60)
     for sampling in (GREEDY, SAMPLED):
-        options = {"max_tokens": 90, "ignore_eos": True}
+        options = {"max_tokens": 90, "ignore_eos": True, "logprobs": 3}
         plain = plain_answer(one, ids, sampling, **options)
         for length in (3, 7, 15):
             if length >= one.draft_config.block_size:
@@ -88,6 +88,23 @@ def test_quantised_draft_drafts_too():
         )  # fmt: skip
         assert result.stats["speculative"]["used"]
         assert sampling is SAMPLED or result.tokens == plain.tokens
+
+
+@pytest.mark.parametrize("name", ["v1-muse-swa", "v2-muse-full"])
+@pytest.mark.parametrize("temperature", [0.0, 1e-310])
+def test_dynamic_temperature_around_nothing_drafts(name, temperature):
+    """Catches a division by a temperature of 0 where dynamic temperature makes the target draw."""
+    one = draft_engine(name)
+    sampling = cudflash.SamplingConfig(temperature=temperature, dynatemp_range=0.5)
+    for accept in ("ratio", "match"):
+        result = one.generate(
+            [1, 2, 3], max_tokens=60, sampling=sampling, seed=4, ignore_eos=True, accept=accept,
+            speculative="on",
+        )  # fmt: skip
+        counts = result.stats["speculative"]
+        assert counts["used"] and result.speculation["fault"] is None
+        assert counts["rule"] == accept and len(result.tokens) == 60
+        validate_receipt(result.receipt)
 
 
 # -- turns ----------------------------------------------------------------------------------------

@@ -1,5 +1,9 @@
 """Drafted answers are plain answers: scripted drafters on real tiny targets."""
 
+import subprocess
+import sys
+from unittest import mock
+
 import pytest
 
 import cudflash
@@ -15,7 +19,7 @@ from cudflash.drafters import (
 )
 from cudflash.errors import NumericsError, UsageError
 from cudflash.events import DrafterFailed, GateChanged, PrefixReused, RoundFinished, TokenEvent
-from cudflash.receipt import validate_receipt
+from cudflash.receipt import read_receipt, validate_receipt, write_receipt
 from cudflash.spec.stats import identities
 from tests.helpers.engines import engine
 from tests.helpers.speculation import (
@@ -43,7 +47,7 @@ def drafted(one, drafter, sampling=GREEDY, prompt=PROMPT, **options):
 def test_two_thousand_tokens_are_those_of_plain_decoding(arch, sampling, name):
     """Catches rows of a rejected draft that survive somewhere, on full and wrapped sliding layers."""
     one = long_engine(arch)
-    n_tokens = 2000 if arch == "gemma3" else 400  # both wrap their rings; one is enough at length
+    n_tokens = 2000
     options = {"max_tokens": n_tokens, "ignore_eos": True}
     plain = plain_answer(one, PROMPT, sampling, **options)
     assert len(plain.tokens) == n_tokens
@@ -150,7 +154,8 @@ EDITED = {
     "bias": {"logit_bias": {5: 3.0, 7: float("-inf"), 9: -2.0}},
     "dry": {"dry_multiplier": 0.8, "dry_base": 1.75, "dry_allowed_length": 1},
     "xtc": {"xtc_probability": 0.5, "xtc_threshold": 0.05},
-    "mirostat": {"mirostat": 2},
+    "mirostat": {"mirostat": 1},
+    "mirostat 2": {"mirostat": 2},
     "everything": {
         "repeat_penalty": 1.1, "logit_bias": {5: 1.0}, "top_n_sigma": 2.0, "typical_p": 0.9,
         "dynatemp_range": 0.3, "top_k": 30,
@@ -164,7 +169,7 @@ def test_every_sampler_sees_exactly_the_tokens_before_a_row(edit, temperature):
     """Catches penalties that count rejected drafts, or that are dropped while drafting."""
     one = engine("llama", threads=1)
     sampling = cudflash.SamplingConfig(temperature=temperature, **edit)
-    options = {"max_tokens": 100, "ignore_eos": True, "logprobs": 3}
+    options = {"max_tokens": 60, "ignore_eos": True, "logprobs": 3}
     plain = plain_answer(one, PROMPT, sampling, **options)
     unedited = plain_answer(
         one, PROMPT, cudflash.SamplingConfig(temperature=temperature), **options
@@ -445,6 +450,53 @@ def test_plain_step_is_measured_once_and_compared_with():
     stats = result.stats["speculative"]
     assert one.plain_step.ms > 0 and stats["estimated_speedup"] > 0
     assert stats["plain_step_ms"] is not None
+
+
+def test_cancelled_answer_measures_nothing():
+    """Catches passes that are run after the user has said stop."""
+    one = cudflash.load(engine("llama").gguf.path, device="cpu", n_ctx=128, threads=1)
+    session = one.session()
+    passes = []
+    step = session._runner.step
+
+    def counted(*args, **kwargs):
+        passes.append(args)
+        return step(*args, **kwargs)
+
+    with mock.patch.object(session._runner, "step", counted):
+        running = session.generate(
+            [1, 2, 3], max_tokens=60, sampling=GREEDY, ignore_eos=True, drafter=Random(1),
+            speculative="on",
+        )  # fmt: skip
+        for _ in range(8):
+            next(running)
+        before = len(passes)
+        running.close()
+    assert running.result().finish_reason == "cancelled"
+    assert len(passes) == before > 1 and one.plain_step.ms is None
+    assert running.result().stats["speculative"]["estimated_speedup"] is None
+
+
+@pytest.mark.parametrize("kind", ["plain", "scripted", "ratio"])
+def test_receipt_of_an_engine_follows_the_schema(kind, tmp_path):
+    """Catches a key that an engine writes and the schema does not know, or the reverse."""
+    one = engine("muse-glimmer", threads=1)
+    options = {} if kind == "plain" else {"drafter": Random(2), "speculative": "on"}
+    if kind == "ratio":
+        options["accept"] = "ratio"
+    receipt = one.generate(
+        list(PROMPT), max_tokens=20, sampling=SAMPLED, seed=4, ignore_eos=True, **options
+    ).receipt
+    write_receipt(tmp_path / "receipt.json", receipt)
+    assert read_receipt(tmp_path / "receipt.json") == validate_receipt(receipt)
+    assert receipt["speculative"]["used"] == (kind != "plain")
+
+
+def test_drafters_are_reached_from_the_package():
+    """Catches a public module that has to be imported by hand."""
+    code = "import cudflash; print(cudflash.drafters.Oracle([1]).name, cudflash.verify.MAX_TOKENS)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["oracle", "64"]
 
 
 def test_cycle_restarts_with_every_answer():

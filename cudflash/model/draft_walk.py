@@ -25,13 +25,14 @@ def sample_walk(candidate_ids, scores, temperature, uniform):
 
     Notes
     -----
-    softmax(score / temperature) in float64; the first candidate whose cumulative probability
+    softmax(score / temperature) in float64, the largest score subtracted before the division; the first candidate whose cumulative probability
     exceeds the draw, so a candidate of probability 0 is never taken.
     """
     tokens, rows, previous = [], [], 0
     for ids, table in zip(candidate_ids, scores, strict=True):
-        z = table[previous].astype(np.float64) / temperature
-        p = np.exp(z - z.max())
+        z = table[previous].astype(np.float64)
+        with np.errstate(over="ignore"):  # a difference over a tiny temperature is -inf: no chance
+            p = np.exp((z - z.max()) / temperature)
         p /= p.sum()
         above = np.flatnonzero(np.cumsum(p) > uniform())
         # rounding may leave the last sum below the draw

@@ -13,6 +13,9 @@ dflash       argmax of each row             one draw per row, truncated as ``Dra
 dflash2      greedy walk of the selector    one draw per row among the walk's candidates, softmax of
                                             their scores over the request's temperature
 ============ ============================== ====================================================
+
+A temperature of 0 draws nothing under ``ratio`` either where dynamic temperature makes the target
+draw: dflash2 has no entropy to scale by, so it proposes its greedy walk and calls it a point mass.
 """
 
 import numpy as np
@@ -64,9 +67,10 @@ class DFlashDrafter:
         block = self.block_size if self.full_block else n + 1
         outcome = self.runner.propose(anchor, n, block)
         self.echoes.append((outcome.echo, int(anchor)))
-        if context.sampler is None:
+        walks = self.name == "dflash2"
+        if context.sampler is None or (walks and context.sampler.temperature == 0):
             return Proposal(outcome.tokens, POINT_MASS, outcome.confidence)
-        if self.name == "dflash2":
+        if walks:
             return self._walk(context)
         logits = self.runner.logits()
         if not np.isfinite(logits).all():
