@@ -84,11 +84,13 @@ def read_identity(path):
     FormatError
         If it holds no identity of this schema.
     """
+    if Path(path).is_fifo():
+        raise UsageError(f"{path}: is a FIFO, expected an identity file; check the path")
     try:
         identity = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as err:
         raise UsageError(f"{path}: cannot be read ({err.strerror}); check the path") from None
-    except ValueError as err:
+    except (ValueError, RecursionError) as err:
         raise FormatError(f"{path}: is not JSON ({err}), expected an identity file") from None
     found = identity.get("schema") if isinstance(identity, dict) else None
     if found != SCHEMA:

@@ -263,8 +263,10 @@ def open_gguf(path: str | os.PathLike) -> GGUFFile:
 
 
 def _map_file(path: str) -> mmap.mmap:
+    if not path:
+        raise FormatError("the name of the file is empty, expected a GGUF file; check the path")
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_at_once) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise FormatError(f"{path}: not a regular file, expected a GGUF file")
@@ -278,6 +280,11 @@ def _map_file(path: str) -> mmap.mmap:
         ) from None
 
 
+def _at_once(path, flags: int) -> int:
+    """Open without waiting: a FIFO would otherwise last until somebody writes into it."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
 def _read_magic(cursor: Cursor) -> int:
     head = bytes(cursor.buf[:32])
     if head[:4] != b"GGUF":
@@ -286,6 +293,8 @@ def _read_magic(cursor: Cursor) -> int:
                 break
         else:
             what = f"a file beginning with {head[:4]!r}"
+            if head[8:10] == b'{"' and int.from_bytes(head[:8], "little") < cursor.size:
+                what = "a safetensors file"
         kind = UnsupportedError if head[:4] == b"FUGG" else FormatError
         raise kind(
             f"{cursor.path}: not a GGUF file but {what}, expected the bytes 'GGUF' at the start; "

@@ -110,6 +110,8 @@ def open_safetensors_dir(path: str | os.PathLike) -> SafetensorsDir:
     tensors: dict[str, StoredTensor] = {}
     files = tuple(os.path.join(path, name) for name in names)
     for file in files:
+        if not os.path.isfile(file):  # a FIFO would never end
+            raise FormatError(f"{file}: not a regular file, expected a safetensors file")
         for tensor in _read_header(file):
             if tensor.name in tensors:
                 raise FormatError(
@@ -142,6 +144,8 @@ def read_json(path: str) -> dict:
     FormatError
         If the file cannot be read or is not a JSON object.
     """
+    if os.path.exists(path) and not os.path.isfile(path):  # a FIFO would never end
+        raise FormatError(f"{path}: not a regular file, expected a JSON file")
     try:
         with open(path, "rb") as file:
             value = json.loads(file.read().decode("utf-8"))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import os
 
 import pytest
 from cudflash.loader.draft_bind import open_draft
+from cudflash.loader.safetensors_dir import open_safetensors_dir, read_json
 
 from cudflash.errors import CudflashError, FormatError
 from tests.helpers import draft_writer as d
@@ -75,6 +77,19 @@ def test_malformed_dflash_config_has_its_own_sentence(opened_hf, change, fragmen
     config["dflash_config"] |= change
     with pytest.raises(FormatError, match=fragment):
         opened_hf(config)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_fifo_in_the_directory_is_refused_at_once(tmp_path, name):
+    """Catches a program that waits for ever for somebody to write into a FIFO."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(FormatError, match="regular file|config.json"):
+        if name == "config.json":
+            read_json(str(tmp_path / name))
+        else:
+            open_safetensors_dir(tmp_path)
 
 
 def test_directory_files_are_checked(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import time
 
@@ -142,6 +143,7 @@ DAMAGE = {
     "zip archive": (lambda b: b"PK\x03\x04" + b"0" * 40, "a zip archive"),
     "lfs pointer": (lambda b: b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
     "web page": (lambda b: b"<!DOCTYPE html>" + b" " * 40, "a web page"),
+    "safetensors": (lambda b: b'\x40' + b"\0" * 7 + b'{"a":{}}' + b" " * 99, "a safetensors file"),
     "old ggml": (lambda b: b"tjgg" + b"\0" * 40, "older than GGUF"),
     "big-endian magic": (lambda b: b"FUGG" + b"\0" * 40, "big-endian"),
     "big-endian version": (lambda b: setattr(b, "version", 3 << 24), "big-endian"),
@@ -261,6 +263,19 @@ def test_unreadable_path_is_a_format_error(tmp_path, kind):
     path = {"missing": tmp_path / "no.gguf", "directory": tmp_path, "NUL in path": "a\0b"}[kind]
     with pytest.raises(FormatError, match="cannot be opened|not a regular file"):
         open_gguf(path)
+
+
+def test_fifo_is_refused_at_once(tmp_path):
+    """Catches a program that waits for ever for somebody to write into a FIFO."""
+    os.mkfifo(tmp_path / "a.gguf")
+    with pytest.raises(FormatError, match="not a regular file"):
+        open_gguf(tmp_path / "a.gguf")
+
+
+def test_empty_name_says_so():
+    """Catches a sentence that begins with a colon."""
+    with pytest.raises(FormatError, match="^the name of the file is empty"):
+        open_gguf("")
 
 
 def test_truncation_at_every_byte_is_a_format_error(tmp_path):

@@ -11,7 +11,7 @@ import sys
 
 import click
 
-from cudflash.cli.output import Output, is_terminal
+from cudflash.cli.output import Output, is_terminal, visible
 from cudflash.errors import UsageError
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -343,4 +343,4 @@ def thread_count(threads):
 
 def file_name(path):
     """Last part of a path, for lines that people read."""
-    return os.path.basename(os.fspath(path))
+    return visible(os.path.basename(os.fspath(path)))

@@ -10,8 +10,10 @@ import math
 import os
 import sys
 import time
+import unicodedata
 
 CLEAR_LINE = "\r\x1b[K"
+_UNSEEN = ("Cc", "Zl", "Zp")  # control characters, line and paragraph separators
 REWRITE_S = 0.1  # shortest time between two rewrites of the transient line
 
 
@@ -48,7 +50,7 @@ class Output:
 
     def error(self, text):
         """Tell why the program ends, or why it did not do what was asked."""
-        self.say(self._styled("error:", "1;31") + " " + text)
+        self.say(self._styled("error:", "1;31") + " " + visible(text))
 
     def prompt(self, text):
         """Ask for input; the line stays open."""
@@ -210,6 +212,14 @@ def human_bytes(n_bytes):
             break
         size, unit = size / 1024, larger
     return f"{size:.1f} {unit}" if unit != "B" and size < 100 else f"{size:.0f} {unit}"
+
+
+def visible(text):
+    r"""Text on one line, control characters as escapes: file names may hold ``\n`` and ESC."""
+    return "".join(
+        c.encode("unicode_escape").decode() if unicodedata.category(c) in _UNSEEN else c
+        for c in text
+    )
 
 
 def silence(stream):

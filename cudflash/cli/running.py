@@ -26,6 +26,7 @@ from cudflash.cli.draft_options import (
     find_draft,
     take_draft,
 )
+from cudflash.cli.output import visible
 from cudflash.errors import UsageError
 
 engine_options = options(
@@ -94,7 +95,7 @@ def take_template(params):
         return extra
     try:
         given = json.loads(text)
-    except ValueError as err:
+    except (ValueError, RecursionError) as err:
         raise UsageError(f"--chat-template-kwargs is not JSON ({err})") from None
     if not isinstance(given, dict):
         raise UsageError('--chat-template-kwargs is no JSON object, expected {"name": value, ...}')
@@ -150,7 +151,7 @@ def open_engine(output, model, arguments):
     for note in engine.notes:
         # what a file leaves out is shown by inspect; here it would hide what differs per run
         tell = output.detail if note.startswith("default taken for") else output.note
-        tell("note: " + note)
+        tell("note: " + visible(note))
     return engine
 
 
@@ -165,7 +166,7 @@ def engine_line(engine, model, explanation):
     """The first line after loading: what runs, where and why, and with which settings."""
     device = engine.device
     threads = engine.ops.threads()
-    return (
+    return visible(
         f"{file_name(model)} ({engine.config.arch}) on {device.kind}: {device.name}, "
         f"{threads} thread{'' if threads == 1 else 's'} ({device.reason}); "
         f"{draft_phrase(engine, explanation)}; context {engine.n_ctx}; KV {engine.kv_type}; "

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -113,6 +114,7 @@ def test_unknown_words_get_the_nearest_match_or_what_to_do(cli, args, hint):
         (["--think"], "--chat"),
         (["--chat", "--chat-template-kwargs", "{"], "JSON"),
         (["--chat", "--chat-template-kwargs", "[]"], "object"),
+        (["--chat", "--chat-template-kwargs", "[" * 100_000], "JSON"),
         (["--chat", "--chat-template-kwargs", '{"messages": 1}'], "messages"),
         (["stray"], "stray"),
         (["-f", "also"], "twice"),
@@ -180,6 +182,24 @@ def test_unreadable_prompts_are_one_sentence(cli, model, args, stdin, words):
     """A traceback of open() or decode()."""
     done = cli("generate", model, *args, stdin=stdin)
     assert done.code == 2 and words in done.sentence
+
+
+def test_file_names_are_shown_on_one_line(cli, model, tmp_path):
+    """A name that adds lines of its own to what the program says, or colours them."""
+    path = tmp_path / "a\nb\x1b[1m.gguf"
+    shutil.copy(model, path)
+    done = cli("generate", path, "-p", "a", "-n", 1)
+    assert done.code == 0 and "a\\nb\\x1b[1m.gguf (llama)" in done.err and "\x1b" not in done.err
+    assert "a\\nb\\x1b[1m.gguf/x: cannot" in cli("inspect", str(path) + "/x").sentence
+
+
+@pytest.mark.parametrize("command", ["inspect", "plan", "tokenize", "generate"])
+def test_fifo_as_model_is_refused_at_once(cli, tmp_path, command):
+    """A program that waits for ever, without a word."""
+    os.mkfifo(tmp_path / "a.gguf")
+    prompt = ["-p", "x"] if command in ("tokenize", "generate") else []
+    done = cli(command, tmp_path / "a.gguf", *prompt)
+    assert done.code == 3 and "not a regular file" in done.sentence
 
 
 def test_no_model_and_no_prompt_are_said(cli, model, monkeypatch):
