@@ -10,6 +10,7 @@ import sys
 import click
 
 from cudflash.cli.common import CONTEXT, LazyGroup, output_options
+from cudflash.cli.interrupts import safe_interrupts
 from cudflash.cli.output import Output, StreamClosed, silence
 from cudflash.errors import CudflashError, OutOfMemoryError, UsageError
 
@@ -87,7 +88,8 @@ def main(args=None):
     output = Output()
     try:
         try:
-            return _run(args, output)
+            with safe_interrupts():
+                return _run(args, output)
         except (StreamClosed, BrokenPipeError):
             silence(sys.stdout)
             silence(sys.stderr)

@@ -1,5 +1,7 @@
 """Tell the user about the one-time compilation of CPU kernels while it happens."""
 
+from cudflash.cli.interrupts import listen
+
 
 class CompileNotice:
     """Within the block compilations are announced once, counted on a terminal, and summed up.
@@ -17,6 +19,7 @@ class CompileNotice:
     def __enter__(self):
         from cudflash.ops.cpu import jit
 
+        listen()  # first: a kernel that Ctrl-C prevents is not counted
         jit.on_compile(self._compiling)
         return self
 

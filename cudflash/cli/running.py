@@ -26,6 +26,7 @@ from cudflash.cli.draft_options import (
     find_draft,
     take_draft,
 )
+from cudflash.cli.interrupts import KeptInterrupt, forget_kept, keep, listen, raise_kept
 from cudflash.cli.output import visible
 from cudflash.errors import UsageError
 
@@ -136,16 +137,19 @@ def open_engine(output, model, arguments):
     """
     import cudflash
 
+    listen()
     if arguments.get("n_ctx") == 0:
         arguments = {**arguments, "n_ctx": _own_context(model)}
     arguments, explanation = find_draft(model, arguments)
     name = file_name(model)
     output.progress(f"loading {name}")
-    engine = cudflash.load(
-        model,
-        progress=lambda done, total: output.progress(f"loading {name} {100 * done // total} %"),
-        **arguments,
-    )
+
+    def tell(done, total):
+        raise_kept()
+        output.progress(f"loading {name} {100 * done // total} %")
+
+    engine = cudflash.load(model, progress=tell, **arguments)
+    raise_kept()
     output.clear_progress()
     output.note(engine_line(engine, model, explanation))
     for note in engine.notes:
@@ -195,16 +199,19 @@ def interrupt_cancels(generation):
         return
 
     def handler(signum, frame):
-        if pressed:
+        if pressed and not keep(frame):
             raise KeyboardInterrupt
-        pressed.append(True)
-        generation.cancel()
+        if not pressed:
+            pressed.append(True)
+            generation.cancel()
+            keep()  # kernels that the answer would still need are not waited for
 
     previous = signal.signal(signal.SIGINT, handler)
     try:
         yield pressed
     finally:
         signal.signal(signal.SIGINT, previous)
+        forget_kept()
 
 
 def stream_answer(output, generation, stream=True):
@@ -232,25 +239,32 @@ def stream_answer(output, generation, stream=True):
         TokenEvent,
     )
 
-    with generation, interrupt_cancels(generation) as pressed:
-        for event in generation:
-            if isinstance(event, PromptProgress):
-                if event.done < event.total:
-                    output.progress(f"prompt {event.done} of {event.total} tokens")
-            elif isinstance(event, PrefixReused):
-                output.detail(
-                    f"{event.cached_tokens} of {event.prompt_tokens} prompt tokens reused: "
-                    f"{event.reason}"
-                )
-            elif isinstance(event, TokenEvent | Finished):
-                if stream:
-                    output.answer(event.text)
-            elif isinstance(event, GateChanged):
-                output.detail(f"draft: {event.event.reason}")
-            elif isinstance(event, DrafterFailed):
-                output.note(f"note: {event.fault.reason}; the answer goes on without it")
-            elif isinstance(event, Diagnosed):
-                output.note(f"note: {event.finding.sentence}")
+    written = 0
+    pressed = ()
+    try:
+        with generation, interrupt_cancels(generation) as pressed:
+            for event in generation:
+                if isinstance(event, PromptProgress):
+                    if event.done < event.total:
+                        output.progress(f"prompt {event.done} of {event.total} tokens")
+                elif isinstance(event, PrefixReused):
+                    output.detail(
+                        f"{event.cached_tokens} of {event.prompt_tokens} prompt tokens reused: "
+                        f"{event.reason}"
+                    )
+                elif isinstance(event, TokenEvent | Finished):
+                    if stream:
+                        output.answer(event.text)
+                        written += len(event.text)
+                elif isinstance(event, GateChanged):
+                    output.detail(f"draft: {event.event.reason}")
+                elif isinstance(event, DrafterFailed):
+                    output.note(f"note: {event.fault.reason}; the answer goes on without it")
+                elif isinstance(event, Diagnosed):
+                    output.note(f"note: {event.finding.sentence}")
+    except KeptInterrupt:  # before a kernel: what came so far is complete, its end held back
+        if stream:
+            output.answer(generation.result().text[written:])
     output.clear_progress()
     return generation.result(), bool(pressed)
 

@@ -3,6 +3,7 @@
 import click
 
 from cudflash.cli.common import Command, json_option, output_of, output_options
+from cudflash.cli.interrupts import raise_kept
 from cudflash.cli.running import engine_options, open_engine, take_engine
 from cudflash.errors import UsageError
 
@@ -92,6 +93,7 @@ def _run(output, engine, prompts, qualify, floor, scripted, settings):
     done = []
 
     def tell(check):
+        raise_kept()
         done.append(check)
         output.progress(f"{len(done)} checks, {sum(not c.passed for c in done)} failed: {check.name}")
 

@@ -1,5 +1,6 @@
 """`cudflash generate`: the answer, and nothing else, on stdout."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import time
 import pytest
 
 import cudflash
+from cudflash.cli import interrupts
 from tests.cli.conftest import finish, program
 from tests.helpers.engines import engine
 
@@ -234,6 +236,54 @@ def test_ctrl_c_before_the_answer_is_quiet(tmp_path):
     process.send_signal(signal.SIGINT)
     done = finish(process)
     assert done.code == 130 and done.sentence == "error: interrupted"
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.7])
+def test_ctrl_c_during_the_first_compilation_ends_before_the_next_kernel(model, tmp_path, delay):
+    """An interrupt lost in a callback of the compiler, or one that waits for every kernel."""
+    env = {"CUDFLASH_CACHE": str(tmp_path)}
+    process = program("generate", model, *PROMPT, "-n", 4, *GREEDY, env=env)
+    while b"compiling kernels" not in process.stderr.readline():
+        pass
+    time.sleep(delay)
+    process.send_signal(signal.SIGINT)
+    done = finish(process)
+    assert done.code == 130, done.err
+    assert "ignored" not in done.err and "Traceback" not in done.err
+    kept = list(tmp_path.rglob("*.o"))
+    assert len(kept) <= 2  # the kernel that was being compiled, and one before it
+
+
+def test_interrupts_are_kept_inside_the_compiler_only():
+    """A Ctrl-C that is kept where nothing raises it, or raised where it is lost."""
+    frame = sys._getframe()
+    assert not interrupts.keep(frame)
+    scope = {"__name__": "cudflash.ops.cpu.jit", "keep": interrupts.keep, "sys": sys}
+    exec("def compiled(call):\n    return call()", scope)
+    assert scope["compiled"](lambda: interrupts.keep(sys._getframe()))
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.raise_kept()
+    interrupts.raise_kept()
+
+
+def test_ctrl_c_before_a_kernel_of_the_answer_keeps_its_text(cli, model, greedy, monkeypatch):
+    """A kernel first needed in the middle of an answer: what came before it is lost."""
+    import cudflash.generation as generation
+
+    decode = generation.Generation._decode
+
+    def interrupted(self):
+        for n, event in enumerate(decode(self)):
+            yield event
+            if n == 4:
+                os.kill(os.getpid(), signal.SIGINT)
+                interrupts.raise_kept("a kernel")
+
+    monkeypatch.setattr(generation.Generation, "_decode", interrupted)
+    done = cli("generate", model, *PROMPT, "-n", 12, *GREEDY)
+    assert done.code == 130 and "ended by cancelled" in done.err
+    assert done.out and greedy.text.encode().startswith(done.out)
+    assert len(done.out) < len(greedy.text.encode())
 
 
 @pytest.mark.parametrize("args", [(), ("--no-stream", "-n", 400), ("--json", "-n", 400)])
