@@ -44,7 +44,6 @@ class DraftSide:
         self.allocator = Allocator(ops)
         self.model = load_draft(ops, pair.draft, target, n_ctx, self.allocator, progress)
         self.work = DraftWorkspace(self.allocator, ops, self.model, activations)
-        self._digest = None
 
     def drafter(self, vocab_size):
         """Return a drafter for one conversation."""
@@ -59,14 +58,15 @@ class DraftSide:
         """The weights as the file has them, on its memory map."""
         return self._pair.draft.weights
 
+    @property
+    def files(self):
+        """What the draft was loaded from."""
+        return self._pair.draft_files
+
     def digest(self):
         """SHA-256 of the draft; read once, on first use."""
-        if self._digest is None:
-            from cudflash.loader.pairing import draft_digest
+        return self.files.sha256()
 
-            self._digest = draft_digest(self._pair.draft)
-        return self._digest
-
-    def describe(self):
+    def describe(self, digest=None):
         """What a receipt says about the draft."""
-        return describe_draft(self._pair, self.digest(), self.full_block)
+        return describe_draft(self._pair, digest, self.full_block)

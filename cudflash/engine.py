@@ -11,6 +11,7 @@ import numpy as np
 
 from cudflash import defaults
 from cudflash.device import choose_device, kernel_path, load_ops, physical_cores
+from cudflash.digest import ReceiptMaker
 from cudflash.errors import ContextLengthError, UnsupportedError, UsageError
 from cudflash.model.buffers import Allocator, Workspace
 from cudflash.model.cache import check_kv_type
@@ -148,6 +149,7 @@ class Engine:
     ):  # fmt: skip
         target = pair.target
         self.ops, self.gguf, self.device = ops, pair.gguf, device
+        self.files = pair.files
         self.config = target.config
         self.draft_config = None if pair.draft is None else pair.draft.config
         self.n_ctx, self.kv_type, self.activations = n_ctx, kv_type, activations
@@ -170,11 +172,12 @@ class Engine:
             )
         self.drafter = drafter
         self.plain_step = StepMeter()  # what speculation is compared with
-        self.lock = threading.Lock()  # held for a pass and for reading what it left in scratch
+        # held for a pass and for reading what it left in scratch; reentrant, because an interrupt
+        # may leave it held by the thread that will ask for it again
+        self.lock = threading.RLock()
         self.notes = _notes(pair, n_ctx)
         self._tokenizer = None
         self._template = None
-        self._digest = None
 
     @property
     def tokenizer(self):
@@ -298,19 +301,24 @@ class Engine:
 
     def target_digest(self):
         """SHA-256 of the model file; read once, on first use."""
-        if self._digest is None:
-            from cudflash.loader.summary import file_digest
-
-            self._digest = file_digest(self.gguf.path)
-        return self._digest
+        return self.files.sha256()
 
     def receipt(self, request):
         """Return how an answer was made; ``request`` is what ``Session.generate`` recorded."""
+        return self.receipt_maker(request)()
+
+    def receipt_maker(self, request):
+        """Take down how an answer is made; the result makes the receipt without the engine.
+
+        Returns
+        -------
+        ReceiptMaker
+        """
         import platform
 
         import cudflash
 
-        return {
+        facts = {
             "schema": RECEIPT_SCHEMA,
             "versions": {
                 "cudflash": cudflash.__version__,
@@ -319,12 +327,12 @@ class Engine:
             },
             "target": {
                 "path": str(self.gguf.path),
-                "sha256": self.target_digest(),
+                "sha256": None,  # read when the receipt is
                 "arch": self.config.arch,
                 "name": self.config.name,
             },
             "draft": None if self.draft is None else self.draft.describe(),
-            "device": vars(self.device),
+            "device": dict(vars(self.device)),
             "kernel_path": kernel_path(self.device),
             "threads": self.ops.threads(),
             "n_ctx": self.n_ctx,
@@ -333,6 +341,17 @@ class Engine:
             "numerics": defaults.NUMERICS,
             **request,
         }
+        return ReceiptMaker(facts, self.files, None if self.draft is None else self.draft.files)
+
+    def check_files(self):
+        """Raise FormatError if a file in use was written to since it was loaded.
+
+        Called before each answer. A file that shrinks while it is read ends the process (bus
+        error): that cannot be prevented, so leave files of a loaded model alone.
+        """
+        for files in (self.files, None if self.draft is None else self.draft.files):
+            if files is not None:
+                files.check()
 
 
 def check_taps(layers, n_layers):

@@ -40,24 +40,20 @@ class Generation:
         decoder = engine.tokenizer.stream(continuation=True)
         self._answer = AnswerText(decoder, request.rules, request.max_tokens)
         self._logprobs, self._row_digests = [], []
-        self._cached = 0
+        self._cached = self._evaluated = 0
+        self._make_receipt = engine.receipt_maker(request.receipt)  # threads as they are now
         self._times = {}
         self._n_rounds = 0
         self._result = None
         self._error = None
         self._cancelled = threading.Event()
-        self._running = threading.Lock()
         self._events = self._run()
 
     def __iter__(self):
         return self
 
     def __next__(self):
-        self._enter()
-        try:
-            return next(self._events)
-        finally:
-            self._running.release()
+        return self._advance(self._events.__next__)
 
     def __enter__(self):
         return self
@@ -71,13 +67,23 @@ class Generation:
 
     def close(self):
         """End now; what was produced so far is the result."""
-        self._enter()
-        try:
-            self._events.close()
-            if self._result is None and self._error is None:  # it had not started
-                self._finish()
-        finally:
-            self._running.release()
+        self._advance(self._events.close)
+        if self._result is None and self._error is None:  # not started, or interrupted at its end
+            self._rounds.abandon()
+            self._finish()
+
+    def rehearse(self):
+        """Make the coming round twice from one snapshot and drop it; the answer stays as it was.
+
+        For proofs; between two events of a drafted answer.
+
+        Returns
+        -------
+        cudflash.spec_rounds.Rehearsal or None
+            None where no round with drafts is to come.
+        """
+        with self._engine.lock:
+            return self._rounds.rehearse(self._answer.room)
 
     def result(self):
         """Run to the end if that has not happened, return the outcome.
@@ -90,16 +96,30 @@ class Generation:
         if self._result is None and self._error is None:
             for _ in self:
                 pass
+            if self._result is None and self._error is None:
+                self.close()
         if self._error is not None:
             raise self._error
         return self._result
 
-    def _enter(self):
-        if not self._running.acquire(blocking=False):
-            raise UsageError(
-                "this answer is being generated in another thread or further up the stack; "
-                "use one session per thread, or cancel() it"
-            )
+    @property
+    def running(self):
+        """Whether it is being advanced right now, by another thread or further up the stack."""
+        return self._events.gi_running
+
+    def _advance(self, move):
+        """Move the events; they themselves know whether they run, so no interrupt leaves a mark."""
+        try:
+            if not self.running:
+                return move()
+        except ValueError as err:
+            # begun by another thread since: the only ValueError that does not come from inside
+            if err.__traceback__.tb_next is not None or not self.running:
+                raise
+        raise UsageError(
+            "this answer is being generated in another thread or further up the stack; "
+            "use one session per thread, or cancel() it"
+        )
 
     # -- the answer -----------------------------------------------------------------------------
 
@@ -141,6 +161,7 @@ class Generation:
                 last = not remaining
                 self._rounds.prompt_chunk(prompt[done : done + n_rows], last, remaining)
                 done += n_rows
+                self._evaluated += n_rows
                 choices = self._rounds.choose_first() if last and self._answer.room else []
             if last:
                 self._times["prompt_ms"] = 1e3 * (self._clock() - started)
@@ -157,6 +178,7 @@ class Generation:
 
     def _reuse(self, prompt):
         """Keep the rows of the longest common prefix; the last prompt token is always evaluated."""
+        self._runner.rollback()  # whatever an interrupt in an earlier answer has left
         held = self._runner.tokens
         n_held = len(held)
         same = 0
@@ -212,7 +234,7 @@ class Generation:
         with self._engine.lock:
             self._rounds.finish(self._answer.finish_reason == CANCELLED)
         answer, request = self._answer, self._request
-        receipt = {**request.receipt, **self._rounds.receipt()}
+        part = self._rounds.receipt()
         self._result = Result(
             text=answer.text,
             tokens=tuple(answer.tokens),
@@ -221,9 +243,9 @@ class Generation:
             finish_reason=answer.finish_reason,
             stopped_by=answer.stopped_by,
             stats=self._stats(),
-            make_receipt=lambda: self._engine.receipt(receipt),
+            make_receipt=self._make_receipt.of(part),
             row_digests=tuple(self._row_digests),
-            speculation=receipt.get("speculative", {}),
+            speculation=part.get("speculative", {}),
         )
         self._on_end(self)
         return Finished(self._result, text)
@@ -231,7 +253,7 @@ class Generation:
     def _stats(self):
         prompt_ms = self._times.get("prompt_ms", 0.0)
         decode_ms = self._times.get("decode_ms", 0.0)
-        evaluated = len(self._request.prompt) - self._cached
+        evaluated = self._evaluated  # less than the rest of the prompt when it was cancelled
         decoded = self._times.get("decoded", 0)
         return {
             "prompt_ms": prompt_ms,

@@ -31,9 +31,6 @@ def pair_identity(pair, n_ctx, activations, *, progress=None):
     -------
     dict
     """
-    from cudflash.loader.pairing import draft_digest
-    from cudflash.loader.summary import file_digest
-
     if pair.draft is None:
         raise UsageError(
             f"{pair.gguf.path}: an identity is that of a target and its draft, but no draft was "
@@ -43,7 +40,7 @@ def pair_identity(pair, n_ctx, activations, *, progress=None):
     geometry = DraftContextGeometry.of(config, n_ctx)
     if progress is not None:
         progress(str(pair.gguf.path))
-    target_digest = file_digest(pair.gguf.path)
+    target_digest = pair.files.sha256()
     if progress is not None:
         progress(str(pair.draft.path))
     return {
@@ -51,7 +48,7 @@ def pair_identity(pair, n_ctx, activations, *, progress=None):
         "numerics": defaults.NUMERICS,
         "activations": activations,
         "target_sha256": target_digest,
-        "draft_sha256": draft_digest(pair.draft),
+        "draft_sha256": pair.draft_files.sha256(),
         "draft_kind": config.kind,
         "taps": list(config.taps),
         "block_size": config.block_size,

@@ -7,6 +7,7 @@ one that fits; whatever does not is refused with a sentence that names the file.
 import os
 from dataclasses import dataclass, field
 
+from cudflash.digest import LoadedFiles
 from cudflash.errors import UsageError
 
 
@@ -18,6 +19,8 @@ class Pair:
     target: object  # loader.bind.Target
     draft: object = None  # loader.draft_bind.Draft, bound to the target
     stated: dict = field(default_factory=dict)  # what the draft's file says: window
+    files: object = None  # LoadedFiles of the target
+    draft_files: object = None  # LoadedFiles of the draft, None without
 
 
 def open_pair(target, draft=None, *, draft_window=None, draft_sink=None):
@@ -57,18 +60,20 @@ def open_pair(target, draft=None, *, draft_window=None, draft_sink=None):
                 "pass it with --draft and give the target with --model"
             )
         raise UsageError(f"{target}: {what}")
+    files = LoadedFiles([target])  # before it is mapped: what is written from here on is noticed
     gguf = open_gguf(target)
     bound = bind_target(gguf)
     if draft is None:
         for name, value in (("draft_window", draft_window), ("draft_sink", draft_sink)):
             if value is not None:
                 raise UsageError(f"{name} is {value!r}, but no draft is loaded; omit it")
-        return Pair(gguf, bound)
+        return Pair(gguf, bound, files=files)
     opened = open_draft(draft, window=draft_window, sink=draft_sink)
     stated = opened.config.window
     if draft_window is not None:
         stated = open_draft(draft).config.window
-    return Pair(gguf, bound, bind_draft(opened, bound.config), {"window": stated})
+    fitting = bind_draft(opened, bound.config)
+    return Pair(gguf, bound, fitting, {"window": stated}, files, LoadedFiles(opened.files))
 
 
 def describe_draft(pair, digest, full_block):

@@ -32,7 +32,8 @@ class Session:
         self._runner = Runner(
             engine.ops, engine.model, engine.work, engine.n_ctx, engine.kv_type
         )
-        self._lock = threading.Lock()
+        # reentrant: an interrupt may leave it held, by the thread that will ask for it again
+        self._lock = threading.RLock()
         self._current = None
         self._drafter = self._own_drafter()
         if self._drafter is not None:  # so that their buffer is there before the first answer
@@ -62,7 +63,7 @@ class Session:
     @property
     def tokens(self):
         """Ids whose rows the caches hold (the newest token of an answer is not among them)."""
-        return tuple(self._runner.tokens)
+        return tuple(self._runner.tokens[: self._runner.cache.length])
 
     def generate(
         self,
@@ -130,6 +131,7 @@ class Session:
             If prompt and ``max_tokens`` do not fit the context.
         """
         engine = self._engine
+        engine.check_files()
         guard = self._drafter if drafter is None else self._guard(drafter)
         verify_length = check_speculative(speculative, verify_length, guard)
         vocab_size = engine.config.vocab_size
@@ -160,10 +162,38 @@ class Session:
             options = SpecOptions(speculative, accept, limits, settings)
             rounds = SpecRounds(self._runner, chooser, guard, options, engine.plain_step)
         with self._lock:
-            if self._current is not None:
-                self._current.close()
+            self._end_current()
             self._current = Generation(engine, self._runner, request, rounds, self._ended)
             return self._current
+
+    def _end_current(self):
+        """Close an unfinished answer; one that died of an interrupt is dropped."""
+        current = self._current
+        if current is None:
+            return
+        try:
+            current.close()
+        except UsageError:  # another thread runs it
+            raise
+        except Exception:  # noqa: BLE001 - its rows are dropped when the next answer begins
+            pass
+        self._current = None
+
+    def check_draft_context(self):
+        """Compare the draft's context with one made afresh from ``tokens``; costs a prompt pass.
+
+        Call it between answers, or between two events of one.
+
+        Returns
+        -------
+        cudflash.spec.diagnosis.Finding or None
+            None when every row has the bits it should, or no draft is loaded.
+        """
+        if self._engine.draft is None:
+            return None
+        from cudflash.context_check import check_context
+
+        return check_context(self._engine, self._drafter.drafter.runner, self.tokens)
 
     def cancel(self):
         """End the answer in progress before its next round; safe from any thread."""

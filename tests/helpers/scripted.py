@@ -1,7 +1,6 @@
 """An engine without a model: scripted tokens through the real answer machinery."""
 
 import threading
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 from cudflash.loader.streaming import StreamDecoder
@@ -40,6 +39,9 @@ class ScriptedRunner:
         kept = 0 if self.loses and length < len(self.tokens) else length
         del self.tokens[kept:]
         return kept
+
+    def rollback(self):
+        pass
 
     def prefill_chunk(self, tokens, last):
         self.evaluated += len(tokens)
@@ -80,6 +82,16 @@ class ScriptedRounds(Rounds):
         self.open = None
 
 
+class ScriptedReceipt(dict):
+    """A receipt that needs no files."""
+
+    def of(self, part):
+        return ScriptedReceipt({**self, **part})
+
+    def __call__(self):
+        return dict(self)
+
+
 def scripted_generation(
     script, tokenizer, *, prompt=(0,), max_tokens=1000, stop=(), sizes=(1,), runner=None,
     fail_at=None, on_end=lambda generation: None,
@@ -91,9 +103,9 @@ def scripted_generation(
     ids = frozenset([EOG, *(item for item in stop if not isinstance(item, str))])
     request = Request(list(prompt), max_tokens, StopRules(strings, ids), None, {"seed": 1})
     engine = SimpleNamespace(
-        tokenizer=tokenizer, lock=nullcontext(), receipt=lambda request: {"schema": "x", **request}
-    )
-    engine.lock = threading.RLock()
+        tokenizer=tokenizer, lock=threading.RLock(),
+        receipt_maker=lambda request: ScriptedReceipt({"schema": "x", **request}),
+    )  # fmt: skip
     generation = Generation(engine, runner, request, rounds, on_end)
     generation.rounds, generation.runner = rounds, runner
     return generation
