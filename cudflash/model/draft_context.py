@@ -211,8 +211,8 @@ class DraftContext:
         if not self._may_skip or self.length < self.sink:
             raise RuntimeError("rows can be skipped only past the sink, and only in sliding layers")
         self._check_room(n_rows)
+        self._oldest = self.length + n_rows  # first: an interrupt then loses rows, not the truth
         self.length += n_rows
-        self._oldest = self.length
 
     # -- rewinding ------------------------------------------------------------------------------
 

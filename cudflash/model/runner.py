@@ -106,12 +106,14 @@ class Runner:
 
     def commit(self, n_rows):
         """Keep the first rows of the open block."""
+        # ids first, then the length that makes them count: an interrupt may come anywhere
+        self.tokens[self.cache.length :] = self._block[:n_rows]
         self.cache.commit(n_rows)
-        self.tokens.extend(self._block[:n_rows])
 
     def rollback(self):
-        """Drop the open block."""
+        """Drop the open block, and what an interrupted commit or rewind has left."""
         self.cache.rollback()
+        del self.tokens[self.cache.length :]
 
     def rewind(self, length):
         """Keep at most the first ``length`` rows; returns how many (see ``TargetCache``)."""

@@ -52,7 +52,6 @@ class Transaction:
         """
         if not self.open:
             return
-        self.open = False
         try:
             self._target.rollback()
         finally:
@@ -62,6 +61,7 @@ class Transaction:
             finally:
                 if self._chain is not None:
                     self._chain.restore(self._snapshot)
+                self.open = False  # last: a rollback that was interrupted can be done again
 
     def __enter__(self):
         self.begin()
