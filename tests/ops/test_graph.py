@@ -1,12 +1,15 @@
 """Recorded graphs: barriers where launches depend on one another, and nowhere else."""
 
+import linecache
+import sys
 import threading
 
 import numpy as np
 import pytest
 
-from cudflash.errors import UsageError
+from cudflash.errors import DeviceError, UsageError
 from cudflash.ops import cpu as ops
+from cudflash.ops.cpu import runtime
 from tests.ops.test_matmul import activations_with_outliers, assert_same_bits, random_rows
 
 
@@ -98,8 +101,107 @@ def test_two_threads_may_launch_at_once():
     assert not failures
 
 
-@pytest.mark.parametrize("n", [0, -1, 1.5, "2"])
+@pytest.mark.parametrize("n", [0, -1, 1.5, "2", True, 10**5])
 def test_a_bad_thread_count_is_refused(n):
-    """Catches a silent fall-back to some other number of threads."""
+    """Catches a silent fall-back to some other number, and a pool the system cannot give."""
+    ops.set_threads(2)
     with pytest.raises(UsageError, match="number of threads"):
         ops.set_threads(n)
+    assert ops.threads() == 2
+
+
+def test_threads_the_system_refuses_leave_the_former_pool(monkeypatch):
+    """Catches a pool that is closed before its successor exists: every later launch would hang."""
+    graph, x, _ = chain(256, 2)
+    start = activations_with_outliers(1, 256)
+    ops.copy_in(x, start)
+    graph.launch()
+    expected = x.copy()
+
+    class Refused(threading.Thread):
+        def start(self):
+            raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runtime.threading, "Thread", Refused)
+        with pytest.raises(DeviceError, match="could not be started"):
+            ops.set_threads(5)
+    ops.copy_in(x, start)
+    graph.launch()
+    assert ops.threads() == 2
+    assert_same_bits(x, expected)
+
+
+def interrupted_at(n):
+    """Trace function that raises KeyboardInterrupt at the n-th line run in runtime.py.
+
+    Lines of ``with`` statements are left out: a trace function can raise between the body and the
+    release of a lock, where the interpreter itself looks at no signal.
+    """
+    seen = [0]
+
+    def trace(frame, event, arg):
+        if frame.f_code.co_filename != runtime.__file__:
+            return None
+        text = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        if event == "line" and not text.lstrip().startswith("with "):
+            seen[0] += 1
+            if seen[0] == n:
+                raise KeyboardInterrupt
+        return trace
+
+    return trace
+
+
+def test_an_interrupt_at_any_line_of_a_launch_changes_no_later_result():
+    """Catches a Ctrl-C between starting and joining the workers: one of them stays behind in the
+    old program and meets the next one at its barriers (wrong bits, a hang, or a crash)."""
+    graph, x, _ = chain(768, 3)
+    start = activations_with_outliers(1, 768)
+    ops.copy_in(x, start)
+    graph.launch()
+    expected = x.copy()
+    interrupted = 0
+    for n in range(1, 60):
+        ops.copy_in(x, start)
+        sys.settrace(interrupted_at(n))
+        try:
+            graph.launch()
+        except KeyboardInterrupt:
+            interrupted += 1
+        finally:
+            sys.settrace(None)
+        for _ in range(3):
+            ops.copy_in(x, start)
+            graph.launch()
+            assert_same_bits(x, expected)
+    assert interrupted > 5, "the launch has hardly any lines left to be interrupted at"
+    ops.set_threads(2)
+
+
+def test_changing_the_threads_while_another_thread_launches():
+    """Catches a launch on a pool whose workers have been sent home: it would wait for ever."""
+    graph, x, _ = chain(256, 2)
+    start = activations_with_outliers(1, 256)
+    ops.copy_in(x, start)
+    graph.launch()
+    expected = x.copy()
+    done, failures = threading.Event(), []
+
+    def launch():
+        for _ in range(200):
+            ops.copy_in(x, start)
+            graph.launch()
+            if not np.array_equal(x.view(np.int32), expected.view(np.int32)):
+                failures.append(1)
+        done.set()
+
+    worker = threading.Thread(target=launch, daemon=True)
+    worker.start()
+    count = 0
+    while not done.wait(0.001) and count < 2000:
+        count += 1
+        ops.set_threads(1 + count % 3)
+    assert done.wait(60), "the launching thread hangs"
+    assert not failures
+    ops.set_threads(2)

@@ -9,6 +9,7 @@ Subnormal policy of the numerics contract: flush to zero, set here for the lengt
 restored afterwards (CuPy compiles with ``-ftz=true`` and gives no way to turn it off).
 """
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -17,10 +18,12 @@ from numba.extending import intrinsic
 from cudflash.ops.cpu import simd as S
 
 RECORD_BYTES = 32
-# Barrier block: arrivals on one cache line; generation and the count of sleepers on the next.
-BARRIER_BYTES = 128
-_GENERATION = 64
-_SLEEPERS = 96
+# Control block of a pool, byte offsets; what different threads spin on has its own cache line.
+PROGRAM, N_RECORDS = 0, 8             # written by the caller before each start
+STARTS, START_SLEEPERS = 64, 96       # programs started so far; workers asleep until the next
+ARRIVALS = 128                        # threads at the barrier
+GENERATION, SLEEPERS = 192, 224       # barriers passed; threads asleep at one
+CONTROL_BYTES = 256
 # About 50 us of pauses. On an idle machine nobody waits that long; on a busy one the other thread
 # has lost its core, and spinning on would only take the time it needs.
 _SPINS_BEFORE_SLEEP = 1000
@@ -76,13 +79,13 @@ def _pause(builder):
 def _futex(builder, address, operation, value):
     """Linux: sleep until the 32-bit word changes from ``value``, or wake ``value`` sleepers.
 
-    Elsewhere the thread only offers its core to others.
+    Elsewhere the thread sleeps for a moment and looks again.
     """
     triple = builder.module.triple
     number = _FUTEX_CALL.get(triple.split("-")[0]) if "linux" in triple else None
     if number is None:
         if "windows" not in triple:
-            S.call_intrinsic(builder, "sched_yield", S.I32, [])
+            S.call_intrinsic(builder, "usleep", S.I32, [ir.Constant(S.I32, 50)])
         return
     zero = ir.Constant(S.I64, 0)
     args = [ir.Constant(S.I64, number), address, operation, value, zero, zero, zero]
@@ -108,47 +111,74 @@ swap_mxcsr = S._define("swap_mxcsr", types.int32(types.int32), _swap_mxcsr)
 
 
 def build_run_program():
-    """Python function of the kernel ``run_program``.
+    """Python function of the kernel ``run_program``; ``args`` points at a control block.
 
-    ``args`` points at ``[program, n_records, barrier]``.
+    Thread 0 comes with a program: it starts the others, does its share and returns when all have
+    done theirs. Every other thread stays in here and waits for the next start. Starting and joining
+    is one native call, so no Python exception (Ctrl-C) can fall between them and leave a thread in
+    an old program. ``n_records < 0`` sends the others home.
     """
     from numba import njit
 
     @njit(inline="always")
-    def wait(barrier, n_threads):
-        generation = atomic_load(barrier + _GENERATION)
-        if atomic_add(barrier, 1) == n_threads - 1:
-            atomic_store(barrier, 0)
-            atomic_add(barrier + _GENERATION, 1)
-            # A sleeper counts itself before it looks at the generation, so none is missed.
-            if atomic_add(barrier + _SLEEPERS, 0) != 0:
-                futex(barrier + _GENERATION, _FUTEX_WAKE, 1 << 30)
-        else:
-            spins = 0
-            while atomic_load(barrier + _GENERATION) == generation:
-                spins += 1
-                if spins < _SPINS_BEFORE_SLEEP:
-                    pause()
-                else:
-                    atomic_add(barrier + _SLEEPERS, 1)
-                    futex(barrier + _GENERATION, _FUTEX_WAIT, generation & 0xFFFFFFFF)
-                    atomic_add(barrier + _SLEEPERS, -1)
+    def sleep_while(word, sleepers, value):
+        """Wait until the counter at ``word`` differs from ``value``: spin first, then sleep."""
+        spins = 0
+        while atomic_load(word) == value:
+            spins += 1
+            if spins < _SPINS_BEFORE_SLEEP:
+                pause()
+            else:
+                atomic_add(sleepers, 1)
+                futex(word, _FUTEX_WAIT, value & 0xFFFFFFFF)
+                atomic_add(sleepers, -1)
 
-    def run_program(args, tid, n_threads):
-        program = S.peek_i64(args)
-        n_records = S.peek_i64(args + 8)
-        barrier = S.peek_i64(args + 16)
+    @njit(inline="always")
+    def advance(word, sleepers):
+        """Count on and wake whoever sleeps; a sleeper counts itself before it looks again."""
+        atomic_add(word, 1)
+        if atomic_add(sleepers, 0) != 0:
+            futex(word, _FUTEX_WAKE, 1 << 30)
+
+    @njit(inline="always")
+    def meet(control, n_threads):
+        generation = atomic_load(control + GENERATION)
+        if atomic_add(control + ARRIVALS, 1) == n_threads - 1:
+            atomic_store(control + ARRIVALS, 0)
+            advance(control + GENERATION, control + SLEEPERS)
+        else:
+            sleep_while(control + GENERATION, control + SLEEPERS, generation)
+
+    @njit
+    def share(control, tid, n_threads):
+        """One thread's part of the program in the control block."""
+        program, n_records = S.peek_i64(control + PROGRAM), S.peek_i64(control + N_RECORDS)
         former = swap_mxcsr(0x1F80 | _FTZ_DAZ)
         for i in range(n_records):
             record = program + i * RECORD_BYTES
             if n_threads > 1 and S.peek_i64(record + 16) != 0:
-                wait(barrier, n_threads)
+                meet(control, n_threads)
             if S.peek_i64(record + 24) == 0:
                 call_kernel(S.peek_i64(record), S.peek_i64(record + 8), tid, n_threads)
             elif tid == 0:
                 call_kernel(S.peek_i64(record), S.peek_i64(record + 8), 0, 1)
         if n_threads > 1:
-            wait(barrier, n_threads)
+            meet(control, n_threads)
         swap_mxcsr(former)
+
+    def run_program(control, tid, n_threads):
+        if tid == 0:
+            if n_threads > 1:
+                advance(control + STARTS, control + START_SLEEPERS)
+            if S.peek_i64(control + N_RECORDS) >= 0:
+                share(control, tid, n_threads)
+            return
+        starts = np.int64(0)
+        while True:
+            sleep_while(control + STARTS, control + START_SLEEPERS, starts)
+            starts += 1
+            if S.peek_i64(control + N_RECORDS) < 0:
+                return
+            share(control, tid, n_threads)
 
     return run_program

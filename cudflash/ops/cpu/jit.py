@@ -25,7 +25,7 @@ CACHE_ENV = "CUDFLASH_CACHE"
 ISA_ENV = "CUDFLASH_CPU_ISA"
 
 # What compiled kernels may call; anything else would need a runtime that is not loaded.
-_ALLOWED_SYMBOLS = {"memset", "memcpy", "memmove", "sched_yield", "syscall", "fmaf", "rintf", "sqrtf"}
+_ALLOWED_SYMBOLS = {"memset", "memcpy", "memmove", "usleep", "syscall", "fmaf", "rintf", "sqrtf"}
 
 _lock = threading.RLock()
 _registry = {}

@@ -12,7 +12,7 @@ import threading
 
 import numpy as np
 
-from cudflash.errors import UsageError
+from cudflash.errors import DeviceError, UsageError
 from cudflash.ops.cpu import jit
 
 _NATIVE = ctypes.CFUNCTYPE(
@@ -23,6 +23,9 @@ _ALIGNMENT = 64
 # A launch that touches less than this is left to one thread: neighbours of its kind then need no
 # barrier between them, and a barrier costs as much as the work.
 _SERIAL_BYTES = 48 * 1024
+# More would only wait for each other; every supported machine has fewer cores.
+MAX_THREADS = 1024
+_CONTROL_BYTES = 256  # ``executor.CONTROL_BYTES``, which cannot be imported without Numba
 
 
 def _build_run_program():
@@ -166,8 +169,9 @@ class Graph:
     def launch(self):
         """Run all recorded kernels in order; returns when the last one has finished."""
         self._build()
-        if len(self._ops):
-            pool().run(self._program)
+        # another thread may replace the pool between the two calls
+        while len(self._ops) and not pool().run(self._program):
+            pass
 
 
 class _Pending:
@@ -208,48 +212,60 @@ def capture():
 
 
 class ThreadPool:
-    """The calling thread plus ``n_threads - 1`` workers; one program at a time."""
+    """The calling thread plus ``n_threads - 1`` workers; one program at a time.
+
+    Workers wait inside ``run_program``; a program is started and joined by one native call, so an
+    interrupt is seen before it or after it, never between.
+    """
 
     def __init__(self, n_threads):
         self.n_threads = n_threads
         self._lock = threading.Lock()
-        self._barrier = zeros(128, np.uint8)
-        self._args = np.zeros(3, np.int64)
+        self._control = zeros(_CONTROL_BYTES, np.uint8)
+        self._words = self._control[:16].view(np.int64)  # program, number of records
         self._scratch = [np.zeros(2, np.int64) for _ in range(n_threads)]
         self._run = _NATIVE(_RUN_PROGRAM.address)
-        self._starts = [threading.Semaphore(0) for _ in range(n_threads - 1)]
-        self._stop = False
+        self._stopped = False
         self._pid = os.getpid()
-        for i, start in enumerate(self._starts):
-            threading.Thread(
-                target=self._work, args=(i + 1, start), daemon=True,
-                name=f"cudflash-{i + 1}").start()
+        self._workers = []
+        try:
+            for tid in range(1, n_threads):
+                worker = threading.Thread(target=self._call, args=(tid,), daemon=True,
+                                          name=f"cudflash-{tid}")
+                worker.start()
+                self._workers.append(worker)
+        except RuntimeError as err:
+            self.close()
+            raise DeviceError(
+                f"thread {len(self._workers) + 1} of {n_threads} could not be started ({err}); "
+                "ask for fewer threads") from None
 
-    def _work(self, tid, start):
+    def _call(self, tid):
         scratch = self._scratch[tid].ctypes.data
-        while True:
-            start.acquire()
-            if self._stop:
-                return
-            self._run(scratch, scratch + 8, self._args.ctypes.data, tid, self.n_threads)
+        self._run(scratch, scratch + 8, self._control.ctypes.data, tid, self.n_threads)
 
     def run(self, program):
-        """Execute a program array on all threads; returns when every thread is done."""
+        """Execute a program array on all threads.
+
+        Returns
+        -------
+        bool
+            True when every thread is done; False if the pool has been closed in the meantime.
+        """
         with self._lock:
-            self._args[0] = program.ctypes.data
-            self._args[1] = len(program)
-            self._args[2] = self._barrier.ctypes.data
-            for start in self._starts:
-                start.release()
-            scratch = self._scratch[0].ctypes.data
-            self._run(scratch, scratch + 8, self._args.ctypes.data, 0, self.n_threads)
+            if self._stopped:
+                return False
+            self._words[:] = program.ctypes.data, len(program)
+            self._call(0)
+            return True
 
     def close(self):
-        """End the workers after the program in flight, if any."""
+        """Send the workers home, after the program in flight if there is one."""
         with self._lock:
-            self._stop = True
-            for start in self._starts:
-                start.release()
+            if not self._stopped:
+                self._stopped = True
+                self._words[:] = 0, -1
+                self._call(0)
 
 
 _local = threading.local()
@@ -275,16 +291,27 @@ def pool():
 
 
 def set_threads(n):
-    """Use ``n`` threads from now on; results do not depend on it."""
+    """Use ``n`` threads from now on, in the whole process; results do not depend on it.
+
+    Raises
+    ------
+    UsageError
+        If ``n`` is no whole number from 1 to MAX_THREADS.
+    DeviceError
+        If the system gives no more threads; the former number stays in use.
+    """
     global _pool
-    if not isinstance(n, int) or n < 1:
-        raise UsageError(f"number of threads is {n!r}, expected a whole number of at least 1")
+    whole = isinstance(n, (int, np.integer)) and not isinstance(n, bool)
+    if not whole or not 1 <= n <= MAX_THREADS:
+        raise UsageError(
+            f"number of threads is {n!r}, expected a whole number from 1 to {MAX_THREADS}")
     with _pool_lock:
-        if _pool is not None and _pool._pid == os.getpid():
-            if _pool.n_threads == n:
-                return
-            _pool.close()
-        _pool = ThreadPool(n)
+        former = _pool if _pool is not None and _pool._pid == os.getpid() else None
+        if former is not None and former.n_threads == n:
+            return
+        _pool = ThreadPool(int(n))
+        if former is not None:
+            former.close()
 
 
 def threads():
