@@ -83,6 +83,19 @@ def test_defaults_are_llama_cpps():
         ("logit_bias", {1: math.nan}),
         ("logit_bias", {1: math.inf}),
         ("logit_bias", [(1, 2.0)]),
+        ("logit_bias", {5.7: 1.0}),
+        ("logit_bias", {True: 1.0}),
+        ("logit_bias", {"5": 1.0}),
+        ("logit_bias", {5: "1"}),
+        ("logit_bias", {5: 1e39}),
+        ("logit_bias", {5: -1e39}),
+        ("logit_bias", {5: 1e-60}),
+        ("temperature", 1e39),
+        ("temperature", 1e-60),
+        ("repeat_penalty", 1e39),
+        ("frequency_penalty", -1e39),
+        ("presence_penalty", 1e39),
+        ("mirostat_tau", 3e38),
     ],
 )
 def test_bad_settings_are_refused_by_name(name, value):
@@ -96,10 +109,31 @@ def test_config_survives_json():
     """Catches a receipt from which the run cannot be repeated."""
     config = SamplingConfig(logit_bias={5: -math.inf, 7: 1.5}, dry_sequence_breakers=("a",))
     again = SamplingConfig.from_dict(json.loads(json.dumps(config.to_dict())))
-    assert again == config
+    assert again == config and all(type(ident) is int for ident in again.logit_bias)
     assert hash(again) == hash(config)
     with pytest.raises(UsageError, match="unknown setting 'temprature'"):
         SamplingConfig.from_dict({"temprature": 1})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 1e-45}, {"temperature": 3e38}, {"repeat_penalty": 3e38},
+        {"repeat_penalty": 1e-45}, {"frequency_penalty": -3e38}, {"dynatemp_range": 3e38},
+        {"presence_penalty": 3e38, "frequency_penalty": 3e38}, {"mirostat": 2, "mirostat_tau": 1e38},
+        {"logit_bias": {1: 3.4e38, 2: 3.4e38}}, {"top_n_sigma": 3e38}, {"logit_bias": {1: -3.4e38}},
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("error")
+def test_the_largest_and_smallest_settings_still_choose_a_token(settings):
+    """Catches a setting that is allowed and whose arithmetic overflows into a NaN."""
+    chain = SamplerChain(SamplingConfig(**settings), 1, n_vocab=300, n_ctx=100)
+    chain.accept_prompt([1, 2, 3, 1, 2, 3, 1, 1])
+    rng = np.random.default_rng(0)
+    for _ in range(4):
+        chosen = chain.sample((rng.standard_normal(300) * 5).astype(np.float32))
+        assert 0 <= chosen < 300
+        chain.accept(chosen)
 
 
 @pytest.mark.parametrize("config", [SamplingConfig(), SamplingConfig(temperature=0)])

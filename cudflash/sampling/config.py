@@ -1,6 +1,8 @@
 """Sampling settings: llama.cpp's names, defaults and ranges in one frozen value."""
 
 import math
+import operator
+import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 
@@ -102,6 +104,9 @@ class SamplingConfig:
             raise UsageError(
                 f"sampling: unknown setting {unknown[0]!r}, expected one of the fields"
             )
+        values = dict(values)
+        if isinstance(values.get("logit_bias"), Mapping):
+            values["logit_bias"] = dict(map(_from_json, values["logit_bias"].items()))
         return cls(**values)
 
 
@@ -120,7 +125,7 @@ _REAL_RANGES = {
     "presence_penalty": (-math.inf, math.inf),
     "dry_multiplier": (0, math.inf),
     "dry_base": (0, math.inf),
-    "mirostat_tau": (0, math.inf),
+    "mirostat_tau": (0, 1e38),  # twice that is where it starts
     "mirostat_eta": (0, math.inf),
 }
 _INT_RANGES = {
@@ -146,7 +151,21 @@ def _real(name, value, low, high):
         number = math.nan
     if isinstance(value, (bool, str)) or not math.isfinite(number) or not low <= number <= high:
         raise UsageError(f"{name}: found {value!r}, expected {_range_text(low, high)}")
+    if not _fits_float32(number):
+        raise UsageError(
+            f"{name}: found {value!r}, expected a number that float32 holds (0, or 1.5e-45 to "
+            "3.4e+38 in size)"
+        )
     return number
+
+
+def _fits_float32(number):
+    """Whether rounding to float32, in which the samplers compute, gives neither infinity nor 0."""
+    try:
+        rounded = struct.unpack("<f", struct.pack("<f", number))[0]
+    except OverflowError:
+        return False
+    return (rounded == 0) == (number == 0)
 
 
 def _integer(name, value, low, high):
@@ -173,13 +192,27 @@ def _bias(value):
     bias = {}
     for ident, amount in value.items():
         try:
-            key, number = int(ident), float(amount)
-        except (TypeError, ValueError):
+            key, number = operator.index(ident), float(amount)
+        except (TypeError, ValueError, OverflowError):
             key, number = -1, math.nan
-        if key < 0 or math.isnan(number) or number == math.inf:
+        wrong = isinstance(ident, bool) or isinstance(amount, bool | str) or key < 0
+        if wrong or not (number == -math.inf or math.isfinite(number)):
             raise UsageError(
                 f"logit_bias: found {ident!r}: {amount!r}, "
                 "expected a token id >= 0 with a finite number, or -inf to ban it"
             )
+        if number != -math.inf and not _fits_float32(number):
+            raise UsageError(
+                f"logit_bias: found {ident!r}: {amount!r}, expected a number that float32 holds "
+                "(0, or 1.5e-45 to 3.4e+38 in size), or -inf to ban it"
+            )
         bias[key] = number
     return bias
+
+
+def _from_json(item):
+    """An entry of ``to_dict``'s bias, whose ids are texts and whose bans are "-inf"."""
+    ident, amount = item
+    if isinstance(ident, str) and ident.isascii() and ident.isdecimal():
+        ident = int(ident)
+    return ident, -math.inf if amount == "-inf" else amount

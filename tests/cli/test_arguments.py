@@ -105,6 +105,8 @@ def test_unknown_words_get_the_nearest_match_or_what_to_do(cli, args, hint):
         (["--device", "tpu"], "cpu"),
         (["--logit-bias", "12"], "--logit-bias"),
         (["--logit-bias", "1+1e999"], "logit_bias"),
+        (["--logit-bias", "5+1e39"], "float32"),
+        (["--temp", "1e39"], "float32"),
         (["--logprobs", "3"], "--json"),
         (["--logprobs", "-1", "--json"], "logprobs"),
         (["--stop", ""], "stop string"),
