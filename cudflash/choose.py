@@ -77,6 +77,10 @@ class Chooser:
             return TokenRows(self._outcome[1:])
         return LogitRows(self.chain, self._rows)
 
+    def row(self, index):
+        """One row of the logits that were fetched: float32 (vocab_size,), host copy."""
+        return np.array(self._rows[index])
+
     def choose(self, row=0):
         """Choose from one row of ``work.logits`` and remember the choice.
 

@@ -74,6 +74,10 @@ class Rounds:
     def finish(self, cancelled=False):
         """End the answer; nothing is evaluated for one that was cancelled."""
 
+    def rehearse(self, room):
+        """Make the coming round and drop it; None where nothing is drafted."""
+        return None
+
     def stats(self):
         """Counters of speculation, None without."""
         return None

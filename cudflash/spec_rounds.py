@@ -12,6 +12,7 @@ from cudflash.events import Diagnosed, DrafterFailed, GateChanged, RoundFinished
 from cudflash.model.runner import ALL, LAST, NONE
 from cudflash.receipt import speculative_part
 from cudflash.rounds import Rewound, Rounds
+from cudflash.spec.acceptance import Decision, LogitRows, decide
 from cudflash.spec.diagnosis import (
     FIRST_PROPOSALS,
     HEALTHY_RATE,
@@ -19,7 +20,7 @@ from cudflash.spec.diagnosis import (
     seed_echo,
     zero_acceptance,
 )
-from cudflash.spec.gate import AcceptanceGate
+from cudflash.spec.gate import OPEN, AcceptanceGate
 from cudflash.spec.round import RoundState
 from cudflash.spec.stats import SpecStats
 from cudflash.spec.transaction import Transaction
@@ -35,6 +36,43 @@ class SpecOptions:
     accept: str  # "match" or "ratio"
     limits: object  # Limits
     settings: tuple = ()  # of the draft, see ``diagnose``
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """A round that was decided and dropped, and decided again from a snapshot of the generator."""
+
+    drafted: tuple[int, ...]
+    decision: object  # Decision
+    replayed: object  # Decision of a chain built anew, from the same rows and the same proposals
+
+    def difference(self, record=None):
+        """What the replay, or the round as it was then made, has other than the first decision.
+
+        Parameters
+        ----------
+        record : RoundRecord, optional
+            Of the round that came after the rehearsal, its drafts proposed again.
+
+        Returns
+        -------
+        str
+            "" when everything is equal.
+        """
+        found = _decided_otherwise("the replay", self.decision, self.replayed)
+        if found or record is None:
+            return found
+        if record.drafted != self.drafted:
+            return f"round {record.index} drafted {record.drafted}, before {self.drafted}"
+        made = Decision(record.decided, record.accepted, record.tested, record.end, record.trials)
+        return _decided_otherwise(f"round {record.index} made again", self.decision, made)
+
+
+def _decided_otherwise(what, first, other):
+    for index, (a, b) in enumerate(zip(first.trials, other.trials)):
+        if a != b:
+            return f"{what} has {b} as trial {index}, expected {a}"
+    return "" if other == first else f"{what} has decided {other}, expected {first}"
 
 
 class SpecRounds(Rounds):
@@ -150,6 +188,45 @@ class SpecRounds(Rounds):
         self._runner.rollback()
         if self._state is not None:
             self._state.abandon()
+
+    def rehearse(self, room):
+        """Make the coming round and drop it; a proof that decisions depend on nothing unseen.
+
+        It is decided a second time by a chain built anew that takes a snapshot made between
+        proposal and decision.
+
+        Parameters
+        ----------
+        room : int
+            Tokens that the answer may still get.
+
+        Returns
+        -------
+        Rehearsal or None
+            None where the round drafts nothing, or no chain decides.
+        """
+        state, chooser = self._state, self._chooser
+        drafts = state is not None and state.gate.state == OPEN  # a closed gate is left alone
+        if not drafts or room < 1 or chooser.on_device:
+            return None
+        self._transaction.begin()
+        try:
+            block = state.plan_block(room, self._runner.tokens)
+            if not block.n_drafts or not self._evaluate(block):
+                return None
+            rows = [chooser.row(i) for i in range(len(block.tokens))]
+            snapshot = chooser.chain.snapshot()
+            state.observe(self._runner.tap_rows(len(block.tokens)))
+            decision = state.decide(chooser.rows())
+            anew = chooser.chain.fresh()
+            anew.restore(snapshot)
+            replayed = decide(
+                state.rule, block.proposal, LogitRows(anew, rows), anew.rng,
+                self._options.limits.stop_ids,
+            )  # fmt: skip
+            return Rehearsal(block.proposal.tokens, decision, replayed)
+        finally:
+            self.abandon()
 
     # -- what is told -----------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from cudflash.drafters import AlwaysWrong, Cycle, KeepK, Oracle, Random
 from cudflash.errors import UsageError
+from cudflash.events import RoundFinished
 from cudflash.probe import probe
 from cudflash.prompts import prompt_ids
 from cudflash.sampling import Distribution, Mt19937, SamplingConfig
@@ -23,6 +24,7 @@ MAX_TOKENS = 64
 TEMPERATURE, SEED = 0.8, 20250813
 QUALIFY_TOKENS = 256
 RULE_STEPS = 20_000
+REPLAY_EVERY = 3  # rounds; each replay costs a round
 STANDARD_ERRORS = 5.0
 # p is cut differently by q in each position, one id is only in p, one only in q
 RULE_P, RULE_Q = (0.3, 0.5, 0.2, 0.0), (0.4, 0.3, 0.0, 0.3)
@@ -114,6 +116,7 @@ class Verifier:
         self._lengths, self._all_lengths = legal_lengths(block), legal_lengths()
         self._findings, self._echoes = {}, []
         self._drafted = self._accepted = 0
+        self._session = None  # of the newest answer
 
     def run(self, prompts, scripted=True):
         """Make every comparison.
@@ -209,8 +212,9 @@ class Verifier:
             options = {"speculative": "on", "verify_length": length}
             drafted = self._answer(prompt, sampling, **options)
             self._note(drafted, count=sampling.greedy)
+            context = self._session.check_draft_context() if sampling.greedy else None
             checks.append(
-                self._compare("match", index, prompt, plain, drafted, length, sampling)
+                self._compare("match", index, prompt, plain, drafted, length, sampling, context)
             )
             if not sampling.greedy:
                 checks.append(self._replay(index, prompt, sampling, length))
@@ -221,18 +225,27 @@ class Verifier:
         return checks
 
     def _replay(self, index, prompt, sampling, length):
-        """Under ratio the same state of the generator gives the same decisions."""
+        """Under ratio the same state of the generator gives the same decisions.
+
+        The answer is made twice. In the second, rounds in its midst are rehearsed: decided,
+        replayed by another chain from a snapshot of the generator with the same rows and proposals,
+        dropped, and made again.
+        """
         options = {"speculative": "on", "verify_length": length, "accept": RATIO}
-        one, two = (self._answer(prompt, sampling, **options) for _ in range(2))
+        replay = RoundReplay()
+        one = self._answer(prompt, sampling, **options)
+        two = self._answer(prompt, sampling, watch=replay.watch, **options)
         traces = [r.speculation["trace"] for r in (one, two)]
         stats = one.stats["speculative"]
         at = _first_difference(one.tokens, two.tokens)
         return self._tell(
             Check(
                 "ratio-replay", index, stats["drafter"], length, sampling.temperature,
-                at is None and traces[0] == traces[1], len(one.tokens), at,
+                at is None and traces[0] == traces[1] and not replay.difference,
+                len(one.tokens), at,
                 plain_sha256=ids_sha256(one.tokens), drafted_sha256=ids_sha256(two.tokens),
                 used=stats["used"], drafted=stats["drafted"], accepted=stats["accepted"],
+                note=replay.note(),
             )
         )  # fmt: skip
 
@@ -261,10 +274,15 @@ class Verifier:
             for p in prompts
         ]
 
-    def _answer(self, prompt, sampling, **options):
+    def _answer(self, prompt, sampling, *, watch=None, **options):
+        """The answer of a fresh session; ``watch`` is called with it and each of its events."""
         room = self.engine.n_ctx - len(prompt)
         options.setdefault("max_tokens", min(self._max_tokens, max(0, room)))
-        return self.engine.generate(prompt, sampling=sampling, seed=self._seed, **options)
+        self._session = self.engine.session()
+        running = self._session.generate(prompt, sampling=sampling, seed=self._seed, **options)
+        for event in running if watch is not None else ():
+            watch(running, event)
+        return running.result()
 
     def _used_length(self, result):
         return result.stats["speculative"]["verify_length"]
@@ -280,7 +298,7 @@ class Verifier:
         self._echoes += stats["echoes"]
         return stats
 
-    def _compare(self, name, index, prompt, plain, drafted, length, sampling):
+    def _compare(self, name, index, prompt, plain, drafted, length, sampling, context=None):
         stats = drafted.stats["speculative"]
         at = _first_difference(plain.tokens, drafted.tokens)
         values = {}
@@ -293,6 +311,9 @@ class Verifier:
         # a drafter that has failed proves nothing about drafting
         note = stats["reason"] if stats["reason"] else ""
         fine = stats["used"] or stats["rounds"] <= 1
+        if context is not None:  # the tokens are right, the draft was shown the wrong rows
+            fine, note = False, context.sentence
+            self._findings.setdefault(context.name, context.to_dict())
         return self._tell(
             Check(
                 name, index, stats["drafter"], length, sampling.temperature, at is None and fine,
@@ -324,6 +345,41 @@ class Verifier:
             tuple(self._findings.values()), echo,
             self._accepted / self._drafted if self._drafted else None, found,
         )  # fmt: skip
+
+
+class RoundReplay:
+    """Rehearses rounds of a running answer and compares each with the round that follows.
+
+    Attributes
+    ----------
+    difference : str
+        The first one that was seen, "" for none.
+    rounds, trials : int
+        Compared so far.
+    """
+
+    def __init__(self, every=REPLAY_EVERY):
+        self._every = every
+        self._open = None
+        self.difference, self.rounds, self.trials = "", 0, 0
+
+    def watch(self, running, event):
+        """Take an event; a round that ends may be followed by a rehearsal of the next."""
+        if not isinstance(event, RoundFinished):
+            return
+        if self._open is not None:
+            self.difference = self.difference or self._open.difference(event.record)
+            self.rounds += 1
+            self.trials += len(self._open.decision.trials)
+        self._open = None
+        if event.record.index % self._every == 1:
+            self._open = running.rehearse()
+
+    def note(self):
+        """One sentence for the report."""
+        if self.difference:
+            return f"replayed from a snapshot of the generator: {self.difference}"
+        return f"{self.rounds} rounds with {self.trials} trials replayed from a snapshot"
 
 
 class _StubRows:

@@ -9,10 +9,13 @@ import pytest
 import cudflash
 import cudflash.verify
 from cudflash.cli.verify import show
+from cudflash.drafters import POINT_MASS, DFlashDrafter, KeepK, Proposal
 from cudflash.errors import UsageError
-from cudflash.events import DrafterFailed
+from cudflash.events import Diagnosed, DrafterFailed
 from cudflash.loader import draft_bind
 from cudflash.probe import probe
+from cudflash.sampling import SamplerChain
+from cudflash.spec import acceptance
 from cudflash.spec.acceptance import LogitRows
 from cudflash.spec.drafters import TokenDrafter
 from cudflash.verify import QUALIFY_TOKENS, Verifier, ids_sha256, rule_checks
@@ -243,3 +246,154 @@ def test_rows_that_the_draft_has_not_seen_are_named():
     told = [event.fault for event in events if isinstance(event, DrafterFailed)]
     assert len(told) == 1 and told[0].kind == "context-hole" and "ends at row" in told[0].reason
     assert running.result().tokens == plain.tokens
+
+
+def spoilt(one, how, first=30):
+    """``DFlashDrafter.observe`` given other taps for positions from ``first`` on.
+
+    ``how`` returns those of position p from all true ones so far.
+    """
+    sound, seen = DFlashDrafter.observe, []
+
+    def observe(drafter, tokens, taps):
+        n = drafter.length
+        seen[n:] = one.ops.download(taps)[: len(tokens)]
+        rows = [how(seen, p) if p >= first else seen[p] for p in range(n, n + len(tokens))]
+        return sound(drafter, tokens, one.ops.upload(np.stack(rows)))
+
+    return mock.patch.object(DFlashDrafter, "observe", observe)
+
+
+SPOILT = {
+    "sound": (lambda seen, p: seen[p], None, None),
+    "late by one": (lambda seen, p: seen[p - 1], "stale-rows", 1),
+    "late by four": (lambda seen, p: seen[p - 4], "stale-rows", 4),
+    "zeroed": (lambda seen, p: np.zeros_like(seen[p]), "zeroed-rows", None),
+    "foreign": (lambda seen, p: seen[p % 7] + seen[p % 5], "foreign-rows", None),
+}
+
+
+@pytest.mark.parametrize("name", ["v1-qwen3-full", "v1-muse-swa"])
+@pytest.mark.parametrize("fault", SPOILT)
+def test_rows_of_the_right_number_and_the_wrong_content_are_named(name, fault):
+    """Catches a draft context that is stale: every count is right, only acceptance suffers."""
+    one = draft_engine(name)
+    how, found, lag = SPOILT[fault]
+    plain = plain_answer(one, tuple(PROMPT), GREEDY, max_tokens=250, ignore_eos=True)
+    session = one.session()
+    with spoilt(one, how):
+        running = session.generate(
+            PROMPT, max_tokens=250, sampling=GREEDY, seed=4, ignore_eos=True, speculative="on"
+        )
+        for _ in range(90):  # in the midst of an answer, too
+            next(running)
+        midst = session.check_draft_context()
+        result = running.result()
+    assert result.tokens == plain.tokens and result.speculation["fault"] is None
+    end = session.check_draft_context()
+    for seen in (midst, end):
+        assert (None if seen is None else seen.name) == found
+        if seen is not None:
+            assert seen.numbers["lag"] == lag and seen.numbers["first"] >= 30
+    assert found is None or midst.numbers["first"] == 30
+    # and the context of before is made good by a new conversation
+    session = one.session()
+    session.generate(PROMPT, max_tokens=9, sampling=GREEDY).result()
+    assert session.check_draft_context() is None
+
+
+def test_verify_fails_on_stale_rows():
+    """Catches a verify that looks at tokens only, which stale rows never change."""
+    one = draft_engine("v1-qwen3-full")
+    with spoilt(one, lambda seen, p: seen[p - 1], first=1):
+        report = Verifier(one, max_tokens=24).run([PROMPT], scripted=False)
+    failed = [check for check in report.checks if not check.passed]
+    assert {check.name for check in failed} == {"match"} and not report.passed
+    assert all(check.first_difference is None and "before them" in check.note for check in failed)
+    assert "stale-rows" in {finding["name"] for finding in report.findings}
+
+
+def test_replay_finds_a_decision_that_depends_on_the_unseen():
+    """Catches a rule with a source of chance of its own, and a snapshot without the generator."""
+    one = draft_engine("v1-qwen3-full")
+    verifier = Verifier(one, max_tokens=40)
+
+    def replayed():
+        return verifier._replay(0, PROMPT, SAMPLED, 3)
+
+    check = replayed()
+    assert check.passed and "trials replayed" in check.note and " 0 trials" not in check.note
+    sound, calls = acceptance.ratio, []
+
+    def moody(proposal, rows, rng, stop_ids=frozenset()):
+        calls.append(rng)
+        if len(calls) % 5 == 0:
+            rng.uniform_float()
+        return sound(proposal, rows, rng, stop_ids)
+
+    with mock.patch.object(acceptance, "ratio", moody):
+        check = replayed()
+    assert not check.passed and "trial" in check.note
+    restore = SamplerChain.restore
+
+    def forgetful(chain, snapshot):
+        restore(chain, (*snapshot[:-1], chain.snapshot()[-1]))
+
+    with mock.patch.object(SamplerChain, "restore", forgetful):
+        check = replayed()
+    assert not check.passed and "the replay has" in check.note
+
+
+class RingReader(KeepK):
+    """Proposes rightly while what its ring of ids holds reads as the newest ids.
+
+    ``in_order`` False is the fault: slots are read from the first on, as they lie.
+    """
+
+    capacity = 128  # 64 proposals fit before it
+
+    def __init__(self, ids, in_order):
+        super().__init__(ids, 0)
+        self._ring, self._in_order, self._block = [0] * self.capacity, in_order, ()
+
+    def observe(self, tokens, taps=None):
+        super().observe(tokens, taps)
+        self._block = tokens
+
+    def commit(self, n):
+        for i, token in enumerate(self._block[:n]):
+            self._ring[(self.length + i) % self.capacity] = token
+        super().commit(n)
+
+    def boundaries(self):
+        return {"ring": self.capacity}
+
+    def propose(self, anchor, n, context):
+        held = min(self.length, self.capacity)
+        start = self.length - held if self._in_order else 0
+        read = [self._ring[(start + i) % self.capacity] for i in range(held)]
+        right = read == list(context.tokens[-held:])
+        return Proposal(self._spoilt(context, n, n if right else 0), POINT_MASS)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_collapse_at_the_boundary_is_named(in_order):
+    """Catches a ring read in slot order after it has wrapped, in real rounds."""
+    one = engine("muse-glimmer", threads=1)
+    options = {"max_tokens": 250, "ignore_eos": True}
+    plain = plain_answer(one, (5, 6, 7, 8), SAMPLED, **options)
+    running = one.session().generate(
+        PROMPT, sampling=SAMPLED, seed=4, speculative="on", verify_length=3,
+        drafter=RingReader(plain.tokens, in_order), **options,
+    )  # fmt: skip
+    told = [event.finding.name for event in running if isinstance(event, Diagnosed)]
+    result = running.result()
+    assert result.tokens == plain.tokens and result.speculation["fault"] is None
+    found = {f["name"]: f["numbers"] for f in result.stats["speculative"]["findings"]}
+    if in_order:
+        assert not told and not found
+        return
+    assert told == ["window-collapse"] == list(found)
+    numbers = found["window-collapse"]
+    assert (numbers["what"], numbers["boundary"]) == ("ring", 128)
+    assert numbers["rate_before"] > 0.9 and numbers["rate_after"] < 0.1

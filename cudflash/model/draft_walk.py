@@ -25,8 +25,9 @@ def sample_walk(candidate_ids, scores, temperature, uniform):
 
     Notes
     -----
-    softmax(score / temperature) in float64, the largest score subtracted before the division; the first candidate whose cumulative probability
-    exceeds the draw, so a candidate of probability 0 is never taken.
+    softmax(score / temperature) in float64, the largest score subtracted before the division; the
+    first candidate whose cumulative probability exceeds the draw, so one of probability 0 is never
+    taken.
     """
     tokens, rows, previous = [], [], 0
     for ids, table in zip(candidate_ids, scores, strict=True):

@@ -52,6 +52,7 @@ class SamplerChain:
     ):
         self.config = config
         self.seed = resolve_seed(seed)
+        self._lookups = {"tokenizer": tokenizer, "n_ctx": n_ctx}
         self.n_vocab = None
         self._ids = None
         self._edits = _edit_stages(config, tokenizer, n_ctx)  # change logits, remember the text
@@ -149,6 +150,10 @@ class SamplerChain:
             )
         for stage, state in zip(stages, snapshot, strict=True):
             stage.set_state(state)
+
+    def fresh(self) -> "SamplerChain":
+        """Return another chain as this one was built; ``restore`` gives it this one's state."""
+        return SamplerChain(self.config, self.seed, n_vocab=self.n_vocab, **self._lookups)
 
     def reset(self) -> None:
         """Return to the state just after construction: same seed, no text."""
