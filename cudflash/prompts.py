@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 
-from cudflash.errors import UsageError
+from cudflash.errors import ContextLengthError, UsageError
 
 
-def prompt_ids(prompt, tokenizer, template, vocab_size):
+def prompt_ids(prompt, tokenizer, template, vocab_size, n_ctx=None):
     """Turn a prompt into token ids.
 
     Text gets the special tokens the file asks for, and control tokens spelled out in it are parsed
@@ -19,6 +19,8 @@ def prompt_ids(prompt, tokenizer, template, vocab_size):
     template : callable returning ChatTemplate
         Called only for chat messages.
     vocab_size : int
+    n_ctx : int, optional
+        Refuse a text that certainly has more tokens than this before it is tokenised.
 
     Returns
     -------
@@ -29,8 +31,16 @@ def prompt_ids(prompt, tokenizer, template, vocab_size):
     ------
     UsageError
         For an empty prompt, an id outside the vocabulary, or another type.
+    ContextLengthError
+        For a text that is longer than ``n_ctx`` tokens can be.
     """
+
+    def check_text(text):
+        if n_ctx is not None:
+            check_text_length(text, tokenizer, n_ctx)
+
     if isinstance(prompt, str):
+        check_text(prompt)
         ids = tokenizer.encode(prompt, add_special=True, parse_special=True)
         # one BOS, also when the text spells it
         if tokenizer.add_bos and ids[:2] == [tokenizer.bos_id] * 2:
@@ -44,7 +54,7 @@ def prompt_ids(prompt, tokenizer, template, vocab_size):
         if items and isinstance(items[0], Mapping):
             from cudflash.loader.chat_template import encode_chat
 
-            ids = encode_chat(tokenizer, template(), items)
+            ids = encode_chat(tokenizer, template(), items, check_text=check_text)
         else:
             ids = check_ids(items, vocab_size)
     if not ids:
@@ -53,6 +63,16 @@ def prompt_ids(prompt, tokenizer, template, vocab_size):
             "give some text"
         )
     return ids
+
+
+def check_text_length(text, tokenizer, n_ctx):
+    """Raise ContextLengthError for a text that cannot fit, whatever its tokens are."""
+    fewest = tokenizer.fewest_tokens(text)
+    if fewest > n_ctx:
+        raise ContextLengthError(
+            f"the prompt has {len(text)} characters, which are at least {fewest} tokens, the "
+            f"context holds {n_ctx}; shorten the prompt or load the model with a larger n_ctx"
+        )
 
 
 def check_ids(tokens, vocab_size):

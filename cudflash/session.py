@@ -136,7 +136,9 @@ class Session:
         verify_length = check_speculative(speculative, verify_length, guard)
         vocab_size = engine.config.vocab_size
         check_logprobs(logprobs, vocab_size)
-        ids = prompt_ids(prompt, engine.tokenizer, engine.chat_template, vocab_size)
+        ids = prompt_ids(
+            prompt, engine.tokenizer, engine.chat_template, vocab_size, engine.n_ctx
+        )
         max_tokens = check_length(len(ids), max_tokens, engine.n_ctx)
         ends = () if ignore_eos else engine.tokenizer.eog_ids
         rules = stop_rules(stop, ends, vocab_size)

@@ -154,9 +154,13 @@ def encode_chat(
     messages: Sequence[Mapping],
     *,
     add_generation_prompt: bool = True,
+    check_text: Callable[[str], None] | None = None,
     **extra,
 ) -> list[int]:
     """Return the ids of a rendered conversation.
+
+    ``check_text`` is called with the rendered text before it is tokenised, which takes long for a
+    very long one.
 
     The text of control tokens is parsed in what the template writes and nowhere else: each one in
     a message (or in ``extra``) is replaced by a private-use character before rendering and put
@@ -178,6 +182,8 @@ def encode_chat(
         back = dict(zip(free, protected))
         messages, extra = _protect([messages, extra], back)
     prompt = template._render(messages, add_generation_prompt, extra)
+    if check_text is not None:
+        check_text(prompt)
     parts = tokenizer.partition(prompt, parse_special=True)
     for sentinel, text in back.items():
         parts = [p if isinstance(p, int) else p.replace(sentinel, text) for p in parts]

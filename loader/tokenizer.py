@@ -78,6 +78,7 @@ class Tokenizer:
             self._text_of = bpe.text_of
         self._kinds = vocab.kinds.tolist()
         self._pieces: dict[int, bytes] = {}
+        self._longest: int | None = None  # bytes of the longest token
         self._specials: dict[str, dict[str, int]] | None = None
 
     @classmethod
@@ -119,6 +120,15 @@ class Tokenizer:
         if add_special and self.add_eos:
             ids.append(self.eos_id)
         return ids
+
+    def fewest_tokens(self, text: str) -> int:
+        """Tokens that a text has at least, from its length alone; at once for any text.
+
+        No token stands for more bytes than it has itself, an unknown one for one character.
+        """
+        if self._longest is None:
+            self._longest = max(4, *map(len, self.vocabulary.tokens))
+        return -(-len(text.encode("utf-8", "surrogatepass")) // self._longest)
 
     def encode_parts(self, parts: Sequence[str | int], ids: list[int]) -> None:
         """Append the ids of a partition: ids as they are, strings as plain text."""

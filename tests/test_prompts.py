@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from cudflash.loader.chat_template import ChatTemplate
 
-from cudflash.errors import UsageError
+from cudflash.errors import ContextLengthError, UsageError
 from cudflash.prompts import prompt_ids
 from tests.helpers.engines import engine
 
@@ -51,6 +51,22 @@ def test_messages_go_through_the_template():
     found = prompt_ids(messages, tokenizer, lambda: template, 10**6)
     plain = tokenizer.encode("[user]a[assistant]b", add_special=tokenizer.add_bos)
     assert found == plain
+
+
+def test_absurdly_long_prompts_are_refused_before_they_are_tokenised(monkeypatch):
+    """Catches minutes of tokenising a text that cannot fit, and one that fits being refused."""
+    tokenizer = engine("llama").tokenizer
+    longest = max(4, max(len(token) for token in tokenizer.vocabulary.tokens))
+    assert tokenizer.fewest_tokens("a" * longest) == 1
+    assert tokenizer.fewest_tokens("a" * (longest + 1)) == 2
+    for text in ("hello world, hello", "\n" * 40, "é🙂" * 9, "<s>" * 5):
+        assert tokenizer.fewest_tokens(text) <= len(tokenizer.encode(text, parse_special=True))
+    monkeypatch.setattr(tokenizer, "partition", None)  # any attempt to tokenise fails
+    template = ChatTemplate(TEMPLATE, "x.gguf")
+    text = "a" * (50 * longest + 1)
+    for prompt in (text, [{"role": "user", "content": text}]):
+        with pytest.raises(ContextLengthError, match="at least 5[1-9] tokens.*holds 50"):
+            prompt_ids(prompt, tokenizer, lambda: template, 10**6, n_ctx=50)
 
 
 def test_empty_prompt_without_bos_is_refused():

@@ -66,7 +66,7 @@ template_options = options(
     ),
 )
 
-_TEMPLATE_OWN = ("messages", "add_generation_prompt", "bos_token", "eos_token")
+_TEMPLATE_OWN = ("messages", "check_text", "add_generation_prompt", "bos_token", "eos_token")
 
 
 def take_engine(params):
@@ -183,8 +183,12 @@ def chat_prompt(engine, messages, extra):
     if not extra:
         return messages
     from cudflash.loader.chat_template import encode_chat
+    from cudflash.prompts import check_text_length
 
-    return encode_chat(engine.tokenizer, engine.chat_template(), messages, **extra)
+    return encode_chat(
+        engine.tokenizer, engine.chat_template(), messages,
+        check_text=lambda text: check_text_length(text, engine.tokenizer, engine.n_ctx), **extra,
+    )  # fmt: skip
 
 
 @contextmanager
