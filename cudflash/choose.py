@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cudflash.errors import NumericsError, UsageError
+from cudflash.checks import whole
+from cudflash.errors import NumericsError
 from cudflash.result import TokenLogprob
 from cudflash.spec.acceptance import LogitRows, TokenRows
 
@@ -121,7 +122,5 @@ class HostRows:
 
 
 def check_logprobs(n_logprobs, vocab_size):
-    """Raise UsageError unless ``logprobs`` is a count of ids."""
-    whole = isinstance(n_logprobs, int) and not isinstance(n_logprobs, bool)
-    if not whole or not 0 <= n_logprobs <= vocab_size:
-        raise UsageError(f"logprobs is {n_logprobs!r}, expected 0 to {vocab_size}; 0 is off")
+    """Return ``logprobs`` as an int; raise UsageError unless it is a count of ids, 0 for none."""
+    return whole("logprobs", n_logprobs, 0, vocab_size)

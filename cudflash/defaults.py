@@ -1,6 +1,7 @@
 """Every default of the engine that a user can meet, in one place."""
 
 N_CTX = 4096  # context when none is asked for, or the model's own if that is shorter
+MAX_N_CTX = 1 << 24  # positions are exact in float32 up to here; no model is trained for as many
 KV_TYPE = "f16"
 ACTIVATIONS = "int8x2"  # chosen by the measurements in docs/NUMERICS.md, section 7
 ACTIVATION_TYPES = ("int8", "int8x2")

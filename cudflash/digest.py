@@ -103,7 +103,7 @@ def _mark(file):
     """What changes when a file is replaced or written to; None for one that is gone."""
     try:
         status = os.stat(file)
-    except OSError:
+    except (OSError, ValueError):  # a NUL in the path
         return None
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 

@@ -6,11 +6,14 @@ belongs to a session.
 """
 
 import threading
+import weakref
+from collections.abc import Iterable
 
 import numpy as np
 
 from cudflash import defaults
-from cudflash.device import choose_device, kernel_path, load_ops, physical_cores
+from cudflash.checks import index_of, one_of, shown, whole
+from cudflash.device import check_memory, choose_device, kernel_path, load_ops, physical_cores
 from cudflash.digest import ReceiptMaker
 from cudflash.errors import ContextLengthError, UnsupportedError, UsageError
 from cudflash.model.buffers import Allocator, Workspace
@@ -93,17 +96,16 @@ def load(
         If the draft does not belong to the target, or the pair is not that of ``identity``.
     UsageError
         For arguments that cannot be honoured.
+    OutOfMemoryError
+        If plan and context need more memory than is available; nothing is allocated then.
     """
     if draft is not None and drafter is not None:
         raise UsageError("draft and drafter were both given; pass one of them")
     if drafter is not None and not callable(drafter):
         check_drafter(drafter)
     activations = defaults.ACTIVATIONS if activations is None else activations
-    if activations not in defaults.ACTIVATION_TYPES:
-        raise UsageError(
-            f"activations is {activations!r}, expected one of "
-            f"{', '.join(defaults.ACTIVATION_TYPES)}"
-        )
+    one_of("activations", activations, defaults.ACTIVATION_TYPES)
+    threads = physical_cores() if threads is None else whole("threads", threads, 1)
     check_kv_type(kv_type)
     chosen = choose_device(device)
     pair = open_pair(target, draft, draft_window=draft_window, draft_sink=draft_sink)
@@ -116,7 +118,7 @@ def load(
         expected = read_identity(identity)
         check_identity(identity, expected, pair_identity(pair, n_ctx, activations))
     ops = load_ops(chosen)
-    ops.set_threads(physical_cores() if threads is None else threads)
+    ops.set_threads(threads)
     return Engine(
         ops, pair, chosen, n_ctx, kv_type, activations, progress,
         drafter=drafter, full_block=draft_full_block,
@@ -157,6 +159,8 @@ class Engine:
             ops, pair, n_ctx=n_ctx, kv_type=kv_type, activations=activations,
             max_rows=defaults.PREFILL_ROWS, logit_rows=defaults.LOGIT_ROWS,
         )  # fmt: skip
+        if device.kind == "cpu":
+            check_memory(self.plan.total)
         self.allocator = Allocator(ops)
         self.model = load_target(ops, target, n_ctx, self.allocator, progress)
         self.work = Workspace(
@@ -171,6 +175,9 @@ class Engine:
                 ops, pair, self.model, n_ctx, activations, full_block, progress
             )
         self.drafter = drafter
+        self.closed = False
+        self._name = pair.gguf.path
+        self._sessions = weakref.WeakSet()
         self.plain_step = StepMeter()  # what speculation is compared with
         # held for a pass and for reading what it left in scratch; reentrant, because an interrupt
         # may leave it held by the thread that will ask for it again
@@ -182,6 +189,7 @@ class Engine:
     @property
     def tokenizer(self):
         """Tokenizer of the model, built on first use."""
+        self.check_open()
         if self._tokenizer is None:
             from cudflash.loader.tokenizer import Tokenizer
 
@@ -190,17 +198,53 @@ class Engine:
 
     def chat_template(self):
         """Return the file's chat template."""
+        self.check_open()
         if self._template is None:
             from cudflash.loader.chat_template import ChatTemplate
 
             self._template = ChatTemplate.from_gguf(self.gguf, self.tokenizer)
         return self._template
 
+    # -- life -----------------------------------------------------------------------------------
+
+    def __enter__(self):
+        self.check_open()
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
+
+    def close(self):
+        """Free weights, scratch and the caches of all sessions; results stay valid. Idempotent.
+
+        Raises
+        ------
+        UsageError
+            While another thread is generating.
+        """
+        if self.closed:
+            return
+        for session in tuple(self._sessions):
+            session.close()
+        with self.lock:
+            self.closed = True
+            self.work.release()
+            self.model = self.work = self.draft = self.drafter = self.gguf = None
+            self.allocator = self._tokenizer = self._template = None
+
+    def check_open(self):
+        """Raise UsageError after ``close``."""
+        if self.closed:
+            raise UsageError(f"the engine of {self._name} is closed; load the model again")
+
     # -- answers --------------------------------------------------------------------------------
 
     def session(self):
         """Return a new conversation."""
-        return Session(self)
+        self.check_open()
+        session = Session(self)
+        self._sessions.add(session)
+        return session
 
     def generate(self, prompt, **options):
         """Return the answer to a prompt in a fresh session; options as in ``Session.generate``.
@@ -272,12 +316,14 @@ class Engine:
         DraftBlock
             ``context_k``, ``context_v``, ``hidden``, ``logits``, ``tokens``.
         """
+        self.check_open()
         if self.draft is None:
             raise UnsupportedError("no draft is loaded; pass draft= to load()")
         with self.lock:
             return self.draft.block(tap_rows, anchor)
 
     def _fresh(self, tokens):
+        self.check_open()
         ids = check_ids(tokens, self.config.vocab_size)
         if not ids:
             raise UsageError("there are no tokens, expected at least one")
@@ -362,12 +408,14 @@ def check_taps(layers, n_layers):
     UsageError
         If there is none, or one is no layer of the model.
     """
+    if isinstance(layers, (str, bytes)) or not isinstance(layers, Iterable):
+        raise UsageError(f"the tap layers are {shown(layers)}, expected a sequence of layer numbers")
     layers = tuple(layers)
     if not layers:
         raise UsageError("there are no tap layers, expected at least one")
     for layer in layers:
-        if isinstance(layer, bool) or not hasattr(layer, "__index__"):
-            raise UsageError(f"tap layer {layer!r} is no layer number")
+        if index_of(layer) is None:
+            raise UsageError(f"tap layer {shown(layer)} is no layer number")
         if not 0 <= layer < n_layers:
             raise UsageError(f"tap layer {layer} is outside the model, expected 0 to {n_layers - 1}")
     return tuple(int(layer) for layer in layers)

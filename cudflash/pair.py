@@ -7,6 +7,7 @@ one that fits; whatever does not is refused with a sentence that names the file.
 import os
 from dataclasses import dataclass, field
 
+from cudflash.checks import file_path
 from cudflash.digest import LoadedFiles
 from cudflash.errors import UsageError
 
@@ -52,6 +53,9 @@ def open_pair(target, draft=None, *, draft_window=None, draft_sink=None):
     from cudflash.loader.draft_bind import bind_draft, is_draft_directory, open_draft
     from cudflash.loader.gguf import open_gguf
 
+    target = file_path("the model", target)
+    if draft is not None:
+        draft = file_path("the draft", draft)
     if os.path.isdir(target):
         what = "a directory, expected the GGUF file of a target model; pass that file"
         if is_draft_directory(target):

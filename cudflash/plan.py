@@ -7,7 +7,7 @@ Invariant: ``Plan.total`` is what load and one session then allocate, within 1 %
 from dataclasses import dataclass, field
 
 from cudflash import defaults
-from cudflash.errors import UsageError
+from cudflash.checks import one_of, whole
 from cudflash.model.buffers import QUANTIZED_LAYOUTS, scratch_widths
 from cudflash.model.cache import KV_ITEM_BYTES, check_kv_type, layer_capacity
 from cudflash.model.rope import table_bytes
@@ -69,9 +69,7 @@ def choose_context(n_ctx, context_length):
     """Return the context to use: as asked for, else the model's own up to the default."""
     if n_ctx is None:
         return min(context_length, defaults.N_CTX)
-    if not isinstance(n_ctx, int) or isinstance(n_ctx, bool) or n_ctx < 1:
-        raise UsageError(f"n_ctx is {n_ctx!r}, expected a whole number of at least 1")
-    return n_ctx
+    return whole("n_ctx", n_ctx, 1, defaults.MAX_N_CTX)
 
 
 def plan(
@@ -134,11 +132,7 @@ def plan_pair(
     """Plan an opened pair on a backend; parameters as in ``plan``, none optional but the rows."""
     target, draft = pair.target, pair.draft
     check_kv_type(kv_type)
-    if activations not in defaults.ACTIVATION_TYPES:
-        raise UsageError(
-            f"activations is {activations!r}, expected one of "
-            f"{', '.join(defaults.ACTIVATION_TYPES)}"
-        )
+    one_of("activations", activations, defaults.ACTIVATION_TYPES)
     config, weights = target.config, target.weights
     refs = list(weight_refs(weights))
     embd = weights.token_embd

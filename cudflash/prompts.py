@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
+from cudflash.checks import index_of, shown
 from cudflash.errors import ContextLengthError, UsageError
 
 
@@ -50,8 +51,8 @@ def prompt_ids(prompt, tokenizer, template, vocab_size, n_ctx=None):
             f"the prompt is a {type(prompt).__name__}, expected text, token ids or chat messages"
         )
     else:
-        items = list(prompt)
-        if items and isinstance(items[0], Mapping):
+        items = prompt if getattr(prompt, "ndim", None) is not None else list(prompt)
+        if isinstance(items, list) and items and isinstance(items[0], Mapping):
             from cudflash.loader.chat_template import encode_chat
 
             ids = encode_chat(tokenizer, template(), items, check_text=check_text)
@@ -84,13 +85,18 @@ def check_ids(tokens, vocab_size):
         For anything that is not an id of the vocabulary.
     """
     ids = []
+    if isinstance(tokens, (str, bytes, Mapping)) or not isinstance(tokens, Iterable):
+        raise UsageError(f"the tokens are {shown(tokens)}, expected a sequence of token ids")
+    if getattr(tokens, "ndim", 1) != 1:
+        raise UsageError(f"the tokens have shape {tokens.shape}, expected one row of token ids")
     for index, token in enumerate(tokens):
-        if isinstance(token, bool) or not hasattr(token, "__index__"):
-            raise UsageError(f"prompt token {index} is {token!r}, expected a token id")
-        if not 0 <= token < vocab_size:
+        number = index_of(token)
+        if number is None:
+            raise UsageError(f"prompt token {index} is {shown(token)}, expected a token id")
+        if not 0 <= number < vocab_size:
             raise UsageError(
-                f"prompt token {index} is {int(token)}, expected an id below the vocabulary size "
+                f"prompt token {index} is {number}, expected an id below the vocabulary size "
                 f"{vocab_size}"
             )
-        ids.append(int(token))
+        ids.append(number)
     return ids

@@ -6,6 +6,7 @@ proceeds. Invariant: a request is refused before any work, with both numbers whe
 
 import threading
 
+from cudflash.checks import whole
 from cudflash.choose import Chooser, check_logprobs
 from cudflash.errors import ContextLengthError, UsageError
 from cudflash.generation import Generation, Request
@@ -63,6 +64,7 @@ class Session:
     @property
     def tokens(self):
         """Ids whose rows the caches hold (the newest token of an answer is not among them)."""
+        self._check_open()
         return tuple(self._runner.tokens[: self._runner.cache.length])
 
     def generate(
@@ -131,11 +133,12 @@ class Session:
             If prompt and ``max_tokens`` do not fit the context.
         """
         engine = self._engine
+        self._check_open()
         engine.check_files()
         guard = self._drafter if drafter is None else self._guard(drafter)
         verify_length = check_speculative(speculative, verify_length, guard)
         vocab_size = engine.config.vocab_size
-        check_logprobs(logprobs, vocab_size)
+        logprobs = check_logprobs(logprobs, vocab_size)
         ids = prompt_ids(
             prompt, engine.tokenizer, engine.chat_template, vocab_size, engine.n_ctx
         )
@@ -167,6 +170,19 @@ class Session:
             self._end_current()
             self._current = Generation(engine, self._runner, request, rounds, self._ended)
             return self._current
+
+    def close(self):
+        """End the answer in progress and free the caches; the engine calls it when it closes."""
+        with self._lock:
+            self._end_current()
+            if self._runner is not None:
+                self._runner.release()
+            self._runner = self._drafter = None
+
+    def _check_open(self):
+        self._engine.check_open()
+        if self._runner is None:
+            raise UsageError("the session is closed; make a new one with engine.session()")
 
     def _end_current(self):
         """Close an unfinished answer; one that died of an interrupt is dropped."""
@@ -247,9 +263,8 @@ def check_length(n_prompt, max_tokens, n_ctx):
     UsageError
         If ``max_tokens`` is neither a whole number of at least 0 nor None.
     """
-    whole = isinstance(max_tokens, int) and not isinstance(max_tokens, bool)
-    if max_tokens is not None and (not whole or max_tokens < 0):
-        raise UsageError(f"max_tokens is {max_tokens!r}, expected 0 or more, or None for no limit")
+    if max_tokens is not None:
+        max_tokens = whole("max_tokens", max_tokens, 0)
     if n_prompt > n_ctx:
         raise ContextLengthError(
             f"the prompt has {n_prompt} tokens, the context holds {n_ctx}; shorten the prompt or "

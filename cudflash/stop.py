@@ -13,8 +13,10 @@ no model and no clock. Rules:
 - Joined deltas equal the final text, which contains no stop string.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from cudflash.checks import index_of, shown
 from cudflash.errors import UsageError
 
 STOP, LENGTH, CANCELLED = "stop", "length", "cancelled"
@@ -42,15 +44,20 @@ def stop_rules(stop, eog_ids, vocab_size):
     UsageError
         For an empty string, an id outside the vocabulary, or another type.
     """
-    items = (stop,) if isinstance(stop, (str, int)) else tuple(stop)
+    if isinstance(stop, str) or index_of(stop) is not None:
+        items = (stop,)
+    elif isinstance(stop, (bytes, bytearray)) or not isinstance(stop, Iterable):
+        raise UsageError(f"stop is {shown(stop)}, expected token ids and strings, () for none")
+    else:
+        items = tuple(stop)
     strings, ids = [], set(eog_ids)
     for item in items:
         if isinstance(item, str):
             if not item:
                 raise UsageError("a stop string is empty, expected at least one character")
             strings.append(item)
-        elif isinstance(item, bool) or not hasattr(item, "__index__"):
-            raise UsageError(f"stop holds {item!r}, expected token ids and strings")
+        elif index_of(item) is None:
+            raise UsageError(f"stop holds {shown(item)}, expected token ids and strings")
         elif not 0 <= item < vocab_size:
             raise UsageError(f"stop token {item} is outside the vocabulary of {vocab_size}")
         else:

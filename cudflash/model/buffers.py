@@ -86,6 +86,12 @@ class Workspace:
         self.finite = self.outcome[:1]
         self.next_ids = self.outcome[1:]
 
+    def release(self):
+        """Let go of all memory; nothing can be evaluated afterwards."""
+        self._flat.clear()
+        self._quantized.clear()
+        self.logits = self.outcome = self.finite = self.next_ids = None
+
     def view(self, name, n_rows, width):
         """Return the (n_rows, width) start of a scratch buffer."""
         return self._flat[name][: n_rows * width].reshape(n_rows, width)

@@ -23,7 +23,7 @@ _K_TILE = 16  # positions that lie together in cache_k
 
 def check_kv_type(kv_type):
     """Raise UsageError unless keys and values can be stored as ``kv_type``."""
-    if kv_type not in KV_ITEM_BYTES:
+    if not isinstance(kv_type, str) or kv_type not in KV_ITEM_BYTES:
         raise UsageError(
             f"kv_type is {kv_type!r}, expected one of {', '.join(KV_ITEM_BYTES)}; pass one of them"
         )

@@ -58,6 +58,13 @@ class Runner:
         """Rows of the largest pass."""
         return self._work.max_rows
 
+    def release(self):
+        """Let go of model and caches, whoever still holds the runner."""
+        self._graphs.clear()
+        self._tap_buffers.clear()
+        self._model = self._work = self._inputs = self.allocator = None
+        self.cache.layers = ()
+
     # -- taps -----------------------------------------------------------------------------------
 
     def set_taps(self, layers):
