@@ -78,15 +78,61 @@ def test_the_temporary_folder_is_used_when_home_is_not_writable(monkeypatch, tmp
     assert jit.cache_dir().parent == tmp_path
 
 
-@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="needs chown")
-def test_another_users_folder_is_not_used(monkeypatch, tmp_path):
+def foreign_folder(path, kind):
+    """A cache folder that somebody else could fill."""
+    if kind == "symlink":
+        (path.parent / "elsewhere").mkdir()
+        path.symlink_to(path.parent / "elsewhere")
+        return
+    path.mkdir()
+    if kind == "open to all":
+        path.chmod(0o1777)
+    else:
+        os.chown(path, 12345, 12345)
+
+
+@pytest.mark.parametrize("kind", ["another user's", "symlink", "open to all"])
+def test_a_folder_others_can_fill_is_not_used(monkeypatch, tmp_path, kind):
     """Catches the execution of code that another user put into a shared folder."""
+    if kind == "another user's" and os.getuid() != 0:
+        pytest.skip("needs chown")
     monkeypatch.setattr(jit, "_state", {"initialised": True})
-    foreign = tmp_path / "foreign"
-    foreign.mkdir()
-    os.chown(foreign, 12345, 12345)
-    monkeypatch.setenv(jit.CACHE_ENV, str(foreign))
+    foreign_folder(tmp_path / "cache", kind)
+    monkeypatch.setenv(jit.CACHE_ENV, str(tmp_path / "cache"))
     assert jit.cache_dir() is None
+
+
+@pytest.mark.parametrize("kind", ["symlink", "open to all"])
+@pytest.mark.parametrize("level", ["folder", "object"])
+def test_an_object_others_can_write_is_not_executed(monkeypatch, tmp_path, kind, level):
+    """Catches a check of the top folder alone: its subfolder and the objects count as well."""
+    monkeypatch.setattr(jit, "_state", {"initialised": True})
+    monkeypatch.setenv(jit.CACHE_ENV, str(tmp_path / "cache"))
+    jit._write_cached("k", b"code")
+    assert jit._read_cached("k") == b"code" and jit.stored()
+    path = jit._cache_file("k")
+    changed = path if level == "object" else path.parent
+    if kind == "open to all":
+        changed.chmod(0o777)
+    else:
+        moved = tmp_path / "moved"
+        changed.rename(moved)
+        changed.symlink_to(moved)
+    assert jit._read_cached("k") is None
+
+
+def test_a_failed_write_leaves_nothing_behind_and_is_known(monkeypatch, tmp_path):
+    """Catches litter on a full disk, and a claim that kernels were kept."""
+    monkeypatch.setattr(jit, "_state", {"initialised": True})
+    monkeypatch.setenv(jit.CACHE_ENV, str(tmp_path))
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(jit.os, "replace", full)
+    jit._write_cached("k", b"code")
+    assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+    assert not jit.stored()
 
 
 def test_the_folder_is_closed_to_others(tmp_path):

@@ -9,8 +9,10 @@ The cache key covers the source text of this package, the versions of Numba and 
 processor and the kernel's name. A changed kernel, library or machine never meets an old object.
 """
 
+import contextlib
 import hashlib
 import os
+import stat
 import sys
 import tempfile
 import threading
@@ -118,14 +120,22 @@ def _find_cache_dir():
     for folder in tried:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # An attacker's folder in a shared temporary directory would be code of theirs.
-            if hasattr(os, "getuid") and folder.stat().st_uid != os.getuid():
+            if not _is_ours(folder):
                 continue
             with tempfile.TemporaryFile(dir=folder):
                 return folder
         except OSError:
             continue
     return None
+
+
+def _is_ours(path):
+    """Whether only this user can put something there: what lies in the cache is executed."""
+    found = os.lstat(path)
+    if not hasattr(os, "getuid"):
+        return True
+    closed = found.st_mode & 0o022 == 0
+    return found.st_uid == os.getuid() and closed and not stat.S_ISLNK(found.st_mode)
 
 
 def _fingerprint():
@@ -180,9 +190,9 @@ def _cache_file(name):
 
 def _read_cached(name):
     path = _cache_file(name)
-    if path is None:
-        return None
     try:
+        if path is None or not _is_ours(path.parent) or not _is_ours(path):
+            return None
         blob = path.read_bytes()
     except OSError:
         return None
@@ -195,14 +205,27 @@ def _write_cached(name, code):
     path = _cache_file(name)
     if path is None:
         return
+    temporary = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not _is_ours(path.parent):
+            return
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{name}")
         with os.fdopen(handle, "wb") as out:
             out.write(hashlib.sha256(code).digest() + code)
         os.replace(temporary, path)  # two processes may compile at once; both write the same
+        temporary = None
     except OSError:
-        pass
+        _state["unsaved"] = True
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+
+
+def stored():
+    """Whether every kernel compiled by this process was kept for the next one."""
+    return cache_dir() is not None and not _state.get("unsaved", False)
 
 
 def _compile(kern):
