@@ -47,15 +47,15 @@ retile_float(const FORMAT::Bits* __restrict__ raw, FORMAT::Bits* __restrict__ ti
 }
 
 // Elements first .. last - 1 of one 16-byte step of 32 rows, for every token.
-__device__ __forceinline__ void add_step(const uint4& w, const float* const (&x)[TOKENS], int first,
-                                         int last, float (&acc)[TOKENS]) {
+__device__ __forceinline__ void add_step(uint4 w, const float* const (&x)[TOKENS], int at,
+                                         int first, int last, float (&acc)[TOKENS]) {
   const u32 words[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
   for (int i = 0; i < E; i += 4) {
     if (i + 4 <= first || i >= last) continue;
     float4 v[TOKENS];
 #pragma unroll
-    for (int r = 0; r < TOKENS; r++) v[r] = __ldg(reinterpret_cast<const float4*>(x[r] + i));
+    for (int r = 0; r < TOKENS; r++) v[r] = __ldg(reinterpret_cast<const float4*>(x[r] + at + i));
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       if (i + j < first || i + j >= last) continue;
@@ -76,20 +76,20 @@ matmul_float(float* __restrict__ out, i64 out_stride, const uint4* __restrict__ 
   int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, first_token = blockIdx.y * TOKENS;
   int steps = (k + E - 1) / E;
   tiles += static_cast<i64>(blockIdx.x) * steps * 32 + lane;
+  const float* rows[TOKENS];
+#pragma unroll
+  for (int r = 0; r < TOKENS; r++) {                   // a row past the last one is the last again
+    rows[r] = x + static_cast<i64>(min(first_token + r, m - 1)) * x_stride;
+  }
   for (int slice = warp; slice < SLICES; slice += SLICE_WARPS) {
     float acc[TOKENS] = {};
     int begin = slice_begin(k, slice), end = slice_begin(k, slice + 1);
     for (int step = begin / E; step * E < end; step++) {
       uint4 w = __ldg(tiles + static_cast<i64>(step) * 32);
-      const float* rows[TOKENS];
-#pragma unroll
-      for (int r = 0; r < TOKENS; r++) {             // a row past the last one is the last again
-        rows[r] = x + static_cast<i64>(min(first_token + r, m - 1)) * x_stride + step * E;
-      }
       if (begin <= step * E && step * E + E <= end) {
-        add_step(w, rows, 0, E, acc);
+        add_step(w, rows, step * E, 0, E, acc);
       } else {
-        add_step(w, rows, begin - step * E, end - step * E, acc);
+        add_step(w, rows, step * E, begin - step * E, end - step * E, acc);
       }
     }
 #pragma unroll

@@ -2,7 +2,7 @@
 
     python scripts/build_cubins.py                          # all of it, some minutes
     python scripts/build_cubins.py --arch 90 --only attention --only Q6_K
-    python scripts/build_cubins.py --table registers.md     # the register table, as Markdown
+    python scripts/build_cubins.py --table raw_kernels/REGISTERS.md
 
 Fails where a kernel does not compile without a warning, uses local memory (spills, or an array the
 compiler could not keep in registers) or more static shared memory than a block may have. Needs nvcc
@@ -107,6 +107,16 @@ def read_usage(text):
     return kernels
 
 
+TABLE_HEAD = """# Registers and shared memory
+
+Registers a thread by architecture and bytes of static shared memory a block, as ptxas of {release}
+reports them; local memory is 0 everywhere, which `make cubin` enforces. Written by
+`python scripts/build_cubins.py --table raw_kernels/REGISTERS.md`. What the compiler says, not a
+measurement: none of this has run on a card.
+
+"""
+
+
 def table(usage, architectures):
     """Markdown: registers of every kernel by architecture, and its static shared memory."""
     lines = ["| kernel | build | shared | " + " | ".join(f"sm_{a}" for a in architectures) + " |",
@@ -121,6 +131,13 @@ def table(usage, architectures):
         build = name.split(" ", 1)[1] if " " in name else ""
         lines.append(f"| `{kernel}` | {build} | {shared:,} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def release(nvcc):
+    """"CUDA 13.0", as the compiler calls itself."""
+    done = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False)
+    found = re.search(r"release (\d+\.\d+)", done.stdout)
+    return f"CUDA {found[1]}" if found else "an unknown release"
 
 
 def main():
@@ -147,7 +164,8 @@ def main():
             for fault in found:
                 print(fault, file=sys.stderr, flush=True)
     if options.table:
-        options.table.write_text(table(usage, architectures), encoding="utf-8")
+        head = TABLE_HEAD.format(release=release(options.nvcc))
+        options.table.write_text(head + table(usage, architectures), encoding="utf-8")
     most = max((k[1] for kernels in usage.values() for k in kernels), default=0)
     print(f"{len(jobs)} builds for {len(architectures)} architectures, at most {most} registers, "
           f"{len(faults)} faults")

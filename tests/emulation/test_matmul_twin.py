@@ -51,7 +51,7 @@ def test_product_has_the_cpus_bits_for_every_m(name, activations):
         assert_same_bits(found, expected[16 - m:])
 
 
-@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q8_0", "Q5_0"])
+@pytest.mark.parametrize("name", ["Q4_K", "Q8_0"])
 def test_product_does_not_depend_on_tiles_groups_schedule_or_m(name):
     """A fast launch for another M, tile or grid that gives other bits; rows past a group's end."""
     raw = random_rows(name, 65, width(name, 768, 96), seed=1)
@@ -146,7 +146,7 @@ def extreme_products():
     """
     x = np.where(np.arange(512) % 2, 1.0, -1.0).astype(np.float32)[None].repeat(3, 0)
     x[1], x[2, 5] = -3, np.nan
-    for name in ("Q6_K", "Q4_K", "IQ4_XS", "Q5_0"):
+    for name in ("Q6_K", "Q5_0"):
         raw = random_rows(name, 3, 512)
         raw[:] = 0x7F if name == "Q6_K" else 0xFF
         w = device.retile(raw, name, 512, mode="undefined")
