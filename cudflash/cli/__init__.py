@@ -108,39 +108,51 @@ def _run(args, output):
         code = cli.main(args, prog_name="cudflash", standalone_mode=False, obj=output)
         return code if isinstance(code, int) else 0
     except CudflashError as err:
-        return _fail(output, str(err), err.exit_code)
+        return _fail(output, type(err).__name__, str(err), err.exit_code)
     except click.ClickException as err:
-        return _fail(output, _click_sentence(err), err.exit_code)
+        output.as_json = output.as_json or "--json" in args  # refused before it was understood
+        return _fail(output, UsageError.__name__, _click_sentence(err), err.exit_code)
     except (click.Abort, KeyboardInterrupt):
         output.clear_progress()
         output.end_line()
         output.error("interrupted")
+        output.json_failure("Interrupted", "interrupted", INTERRUPTED)
         return INTERRUPTED
     except MemoryError:
         sentence = "not enough memory; 'cudflash plan' shows what a model and a context take"
-        return _fail(output, sentence, OutOfMemoryError.exit_code)
+        return _fail(output, OutOfMemoryError.__name__, sentence, OutOfMemoryError.exit_code)
     except OSError as err:
         if isinstance(err, BrokenPipeError):
             raise
-        silence(sys.stdout)  # a full disk would be reported again at exit
-        where = f"{err.filename}: " if err.filename else ""
-        return _fail(output, f"{where}{err.strerror or err}", 1)
+        return _fail_system(output, err)
     except SystemExit as err:
         return err.code if isinstance(err.code, int) else 1
     except StreamClosed:
         raise
     except Exception as err:  # noqa: BLE001  (ours, whatever it is; -v tells where)
         sentence = f"{type(err).__name__}: {' '.join(str(err).split())}"
-        return _fail(output, f"internal error, {sentence}; repeat with -v and report it", 1)
+        sentence = f"internal error, {sentence}; repeat with -v and report it"
+        return _fail(output, "InternalError", sentence, 1)
 
 
-def _fail(output, sentence, code):
+def _fail(output, kind, sentence, code):
     if output.verbose:
         import traceback
 
         output.note(traceback.format_exc().rstrip())
     output.error(sentence)
+    output.json_failure(kind, sentence, code)
     return code
+
+
+def _fail_system(output, err):
+    where = f"{err.filename}: " if err.filename else ""
+    try:
+        return _fail(output, "OSError", f"{where}{err.strerror or err}", 1)
+    except OSError:  # it is stdout that cannot be written
+        return 1
+    finally:
+        silence(sys.stdout)  # a full disk would be reported again at exit
 
 
 def _click_sentence(err):

@@ -2,7 +2,15 @@
 
 import click
 
-from cudflash.cli.common import Command, model_option, one_model, output_of, output_options
+from cudflash.cli.common import (
+    Command,
+    check_text,
+    json_flag,
+    model_option,
+    one_model,
+    output_of,
+    output_options,
+)
 from cudflash.cli.conversation import Conversation
 from cudflash.cli.draft_options import (
     settle_speculation,
@@ -39,7 +47,7 @@ from cudflash.errors import UsageError
 @engine_options
 @speculation_options
 @sampling_options
-@click.option("--json", "as_json", is_flag=True, help="Each answer as one JSON object.")
+@json_flag("Each answer as one JSON object; an error is one, too.")
 @output_options
 @click.pass_context
 def command(ctx, words, model, system, **params):
@@ -55,6 +63,7 @@ def command(ctx, words, model, system, **params):
     model, stray = one_model(model, words)
     if stray:
         raise UsageError(f"the argument {stray[0]!r} was not expected; chat takes one file")
+    system = check_text("--system", system)
     sampling, arguments = take_sampling(params), take_engine(params)
     request = {
         "max_tokens": max_tokens(params.pop("n_tokens")),
@@ -100,6 +109,7 @@ def talk(output, conversation, reader):
             continue
         except UsageError as err:  # a line that is no text; the next one may be
             output.error(str(err))
+            output.json_error(type(err).__name__, str(err), err.exit_code)
             failed = failed if reader.interactive else err.exit_code
             continue
         if line is None:

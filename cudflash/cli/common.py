@@ -182,9 +182,19 @@ def output_options(function):
 
 def json_option(function):
     """Add ``--json``."""
+    return json_flag("One JSON object, on the last line of stdout; an error is one, too.")(function)
+
+
+def json_flag(text):
+    """``--json`` with a help text of its own."""
+
+    def callback(ctx, param, value):
+        output_of(ctx).as_json = output_of(ctx).as_json or value
+        return value
+
     return click.option(
-        "--json", "as_json", is_flag=True, help="One JSON object, on the last line of stdout."
-    )(function)
+        "--json", "as_json", is_flag=True, is_eager=True, callback=callback, help=text
+    )
 
 
 def options(*decorators):
@@ -285,7 +295,26 @@ def read_prompt(prompt, prompt_file, words, escape=False):
         raise UsageError("the prompt was given twice; pass one of --prompt, --file and '-'")
     if prompt is None:
         prompt = _file_text(prompt_file) if prompt_file not in (None, "-") else _stdin_text(sources)
+    prompt = check_text("--prompt", prompt)
     return unescape(prompt) if escape else prompt
+
+
+def check_text(option, text):
+    """Return the text of an option; None stays.
+
+    Raises
+    ------
+    UsageError
+        If its bytes were not UTF-8.
+    """
+    try:
+        (text or "").encode()
+    except UnicodeEncodeError as err:
+        raise UsageError(
+            f"{option}: character {err.start} is not UTF-8, expected UTF-8 text; check the "
+            "encoding of the terminal"
+        ) from None
+    return text
 
 
 def unescape(text):

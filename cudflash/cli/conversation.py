@@ -77,17 +77,22 @@ class Conversation:
                 self._retries = 0
                 self._ask([*self.messages, {"role": "user", "content": line.removeprefix(" ")}])
         except ContextLengthError as err:
-            self._output.error(f"{err}; /clear forgets the conversation so far")
-            return err.exit_code
+            return self._refuse(type(err), f"{err}; /clear forgets the conversation so far")
         except CudflashError as err:
-            self._output.error(str(err))
-            return err.exit_code
+            return self._refuse(type(err), str(err))
         except RecursionError:  # a loaded message may carry fields that the template walks through
-            self._output.error("the conversation is nested too deeply; /clear forgets it")
-            return UsageError.exit_code
+            return self._refuse(
+                UsageError, "the conversation is nested too deeply; /clear forgets it"
+            )
         except KeyboardInterrupt:  # the second one during an answer
             self._output.note("stopped; the question was dropped")
         return 0
+
+    def _refuse(self, kind, sentence):
+        """Tell why a line was not done; returns the exit code of such an error."""
+        self._output.error(sentence)
+        self._output.json_error(kind.__name__, sentence, kind.exit_code)
+        return kind.exit_code
 
     def _command(self, name, argument):
         if name not in self._commands:

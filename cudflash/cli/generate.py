@@ -4,6 +4,7 @@ import click
 
 from cudflash.cli.common import (
     Command,
+    check_text,
     json_option,
     model_option,
     one_model,
@@ -144,6 +145,8 @@ def _generate(output, model, text, escape, speculation, params):
     if request["logprobs"] and not params["as_json"]:
         raise UsageError("--logprobs gives numbers in the JSON object only; add --json")
     messages, extra = take_messages(params, text)
+    if messages is None and not text:
+        check_empty(model)
     with CompileNotice(output):
         engine = open_engine(output, model, arguments)
         request |= settle_speculation(output, engine, speculation)
@@ -165,7 +168,7 @@ def take_messages(params, text):
     UsageError
         For chat options with ``--raw``.
     """
-    system, extra = params.pop("system"), take_template(params)
+    system, extra = check_text("--system", params.pop("system")), take_template(params)
     chat = params["chat"] or (params["chat"] is None and system is not None)
     if not chat:
         if system is not None:
@@ -175,6 +178,21 @@ def take_messages(params, text):
         return None, {}
     messages = [] if system is None else [{"role": "system", "content": system}]
     return [*messages, {"role": "user", "content": text}], extra
+
+
+def check_empty(model):
+    """Refuse an empty prompt before weights are read, if the model adds no token of its own.
+
+    Raises
+    ------
+    UsageError
+    """
+    from cudflash.loader.gguf import open_gguf
+    from cudflash.loader.tokenizer import Tokenizer
+    from cudflash.prompts import prompt_ids
+
+    tokenizer = Tokenizer.from_gguf(open_gguf(model))
+    prompt_ids("", tokenizer, None, tokenizer.vocab_size)
 
 
 def _hint_chat(output, engine, chosen):

@@ -8,29 +8,40 @@ import os
 
 import click
 
-from cudflash.cli.common import Command, json_option, output_of, output_options
+from cudflash.cli.common import (
+    Command,
+    json_option,
+    model_option,
+    one_model,
+    output_of,
+    output_options,
+)
 from cudflash.cli.facts import directory_facts, draft_facts, file_facts
 from cudflash.cli.output import human_bytes
 from cudflash.errors import PairingError, UnsupportedError, UsageError
 
 
 @click.command("inspect", cls=Command)
-@click.argument("file", type=click.Path(), metavar="FILE")
-@click.argument("draft", type=click.Path(), metavar="[DRAFT]", required=False)
+@click.argument("words", nargs=-1, metavar="FILE [DRAFT]")
+@model_option
 @click.option("--tensors", is_flag=True, help="List every tensor.")
 @click.option("--metadata", is_flag=True, help="List every metadata key; long values are cut.")
 @click.option("--digest", is_flag=True, help="Read the files whole for their SHA-256.")
 @json_option
 @output_options
 @click.pass_context
-def command(ctx, file, draft, tensors, metadata, digest, as_json):
+def command(ctx, words, model, tensors, metadata, digest, as_json):
     """Show what a model or a draft holds and whether this version can run it.
 
-    FILE is a GGUF file, or the directory of a draft. Only headers are read. A file that is sound
-    but cannot be run is shown with the reason; the exit code is then still 0. A damaged file is an
-    error (exit code 3). With a DRAFT, show whether the two belong together and why; the exit code
-    is 4 if they do not.
+    FILE (also given with --model) is a GGUF file, or the directory of a draft. Only headers are
+    read. A file that is sound but cannot be run is shown with the reason; the exit code is then
+    still 0. A damaged file is an error (exit code 3). With a DRAFT, show whether the two belong
+    together and why; the exit code is 4 if they do not.
     """
+    file, rest = one_model(model, words)
+    if len(rest) > 1:
+        raise UsageError(f"the argument {rest[1]!r} was not expected; inspect takes two files")
+    draft = rest[0] if rest else None
     output = output_of(ctx)
     wanted = {"tensors": tensors, "metadata": metadata, "digest": digest}
     if os.path.isdir(file):

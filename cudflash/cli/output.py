@@ -28,10 +28,14 @@ class Output:
     ----------
     quiet, verbose, no_color : bool
         Set by the options of the same names, which may stand before or after the command.
+    as_json : bool
+        Set by ``--json``: an error is an object, too.
     """
 
     def __init__(self):
         self.quiet = self.verbose = self.no_color = False
+        self.as_json = False
+        self._json_written = False  # whoever reads one object has it
         self._unfinished_line = False  # the answer's last byte was no newline
         self._progress = False  # a transient line is on the terminal
         self._shown = 0.0  # when it was written, seconds
@@ -122,6 +126,17 @@ class Output:
     def json(self, value):
         """Write one object on one line: ASCII only, so no reader can take it for two."""
         self.line(json.dumps(plain(value), allow_nan=False))
+        self._json_written = True
+
+    def json_error(self, kind, message, exit_code):
+        """With ``--json`` write an error as an object."""
+        if self.as_json:
+            self.json({"error": {"type": kind, "message": message, "exit_code": exit_code}})
+
+    def json_failure(self, kind, message, exit_code):
+        """With ``--json`` write the error that ends the program, unless a result was written."""
+        if not self._json_written:
+            self.json_error(kind, message, exit_code)
 
     @property
     def mid_line(self):

@@ -14,6 +14,7 @@ import click
 from cudflash import defaults
 from cudflash.cli.common import (
     cache_options,
+    check_text,
     device_options,
     file_name,
     options,
@@ -90,7 +91,8 @@ def take_engine(params):
 
 def take_template(params):
     """Variables for the chat template from ``--think`` and ``--chat-template-kwargs``."""
-    think, text = params.pop("think"), params.pop("chat_template_kwargs")
+    think = params.pop("think")
+    text = check_text("--chat-template-kwargs", params.pop("chat_template_kwargs"))
     extra = {} if think is None else {"enable_thinking": think}
     if text is None:
         return extra

@@ -9,7 +9,7 @@ from dataclasses import fields
 
 import click
 
-from cudflash.cli.common import options, unescape
+from cudflash.cli.common import check_text, options, unescape
 from cudflash.errors import UsageError
 from cudflash.sampling.config import SamplingConfig
 
@@ -105,7 +105,7 @@ def take_sampling(params):
         For a value out of range, in one sentence.
     """
     values = {field: params.pop(field) for field in _OPTIONS}
-    breakers = params.pop("breakers")
+    breakers = [check_text("--dry-sequence-breaker", text) for text in params.pop("breakers")]
     values["dry_sequence_breakers"] = _breakers(breakers) if breakers else None
     values["logit_bias"] = dict(map(_bias, params.pop("logit_bias"))) or None
     return SamplingConfig(**{name: value for name, value in values.items() if value is not None})
@@ -127,7 +127,7 @@ def take_seed(params):
 
 def take_stops(params, escape=False):
     """Stop strings and stop tokens, as ``Session.generate`` wants them."""
-    strings = params.pop("stop")
+    strings = [check_text("--stop", text) for text in params.pop("stop")]
     return [*(unescape(s) if escape else s for s in strings), *params.pop("stop_token")]
 
 

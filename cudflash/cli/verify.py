@@ -2,7 +2,7 @@
 
 import click
 
-from cudflash.cli.common import Command, json_option, output_of, output_options
+from cudflash.cli.common import Command, check_text, json_option, output_of, output_options
 from cudflash.cli.interrupts import raise_kept
 from cudflash.cli.running import engine_options, open_engine, take_engine
 from cudflash.errors import UsageError
@@ -71,6 +71,7 @@ def command(ctx, target, beside, prompts, files, n_tokens, temperature, seed, no
             f"--max-tokens is {n_tokens}, expected at least {FEWEST_TOKENS}: shorter answers have "
             "no round that drafts, so they would prove nothing"
         )
+    prompts = [check_text("--prompt", prompt) for prompt in prompts]
     texts = [*prompts, *(line for path in files for line in _lines(path))]
     if files and not texts:
         raise UsageError(f"{files[0]}: there is no prompt in it, expected one per line")

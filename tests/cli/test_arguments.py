@@ -126,8 +126,80 @@ def test_unknown_words_get_the_nearest_match_or_what_to_do(cli, args, hint):
 def test_bad_values_are_one_sentence_and_exit_2(cli, model, args, words):
     """A traceback, or a value that is silently replaced by another."""
     done = cli("generate", "-m", model, "-p", "hello", *args)
-    assert done.code == 2 and done.out == b"", done.err
-    assert words in done.sentence
+    assert done.code == 2 and words in done.sentence
+    if "--json" not in args:
+        assert done.out == b""
+
+
+@pytest.mark.parametrize(
+    "args, kind, code",
+    [
+        (["generate", "-p", "x", "--temp", "-1"], "UsageError", 2),
+        (["generate", "-p", "x", "--nonsense"], "UsageError", 2),
+        (["generate", "-p", "x", "-n", "many"], "UsageError", 2),
+        (["generate", "-p", "x " * 99, "-c", "64"], "ContextLengthError", 7),
+        (["inspect", "extra", "more"], "UsageError", 2),
+        (["plan", "--memory", "much"], "UsageError", 2),
+        (["tokenize", "-p", "x", "--decode"], "UsageError", 2),
+        (["tokenize", "-p", "999999", "--decode"], "UsageError", 2),
+    ],
+)
+def test_json_of_an_error_is_one_object(cli, model, args, kind, code):
+    """A program that reads the object and gets an empty stdout for an error."""
+    done = cli(*args, "-m", model, "--json")
+    assert done.code == code and done.out.count(b"\n") == 1
+    error = done.json["error"]
+    assert set(done.json) == {"error"} and error["type"] == kind and error["exit_code"] == code
+    assert done.sentence == "error: " + error["message"]
+
+
+def test_json_of_a_damaged_file_and_of_a_bug_are_objects(cli, model, tmp_path, monkeypatch):
+    """An error of another origin that leaves stdout empty."""
+    (tmp_path / "a.gguf").write_bytes(b"hello")
+    assert cli("inspect", tmp_path / "a.gguf", "--json").json["error"]["type"] == "FormatError"
+
+    def broken(path):
+        raise ZeroDivisionError("bug")
+
+    monkeypatch.setattr("cudflash.loader.gguf.open_gguf", broken)
+    done = cli("inspect", model, "--json")
+    assert done.code == 1 and done.json["error"]["type"] == "InternalError"
+
+
+def test_json_has_no_second_object_after_a_result(cli, model):
+    """An error after the result that takes its place on the last line."""
+    done = cli("plan", model, "--memory", "1K", "--json")
+    assert done.code == 5 and "total" in done.json and done.out.count(b"\n") == 1
+
+
+@pytest.mark.parametrize("option", ["-p", "--stop", "--system", "--dry-sequence-breaker"])
+def test_options_that_are_not_utf8_are_refused_before_the_model_is_read(option):
+    """Half a character that becomes part of a prompt, or a stop string that never matches."""
+    prompt = [] if option == "-p" else ["-p", "a"]
+    command = [sys.executable, "-m", "cudflash", "generate", "no.gguf", *prompt, option]
+    done = subprocess.run(
+        [*map(os.fsencode, command), b"a\xff"], capture_output=True, check=False, timeout=60
+    )
+    assert done.returncode == 2 and b"is not UTF-8" in done.stderr, done.stderr
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_empty_prompt_is_refused_before_weights_are_read(cli, model, monkeypatch):
+    """Minutes of loading for a prompt that was a forgotten variable of a script."""
+    from cudflash.loader.tokenizer import Tokenizer
+
+    assert cli("generate", model, "-p", "", "-n", 1).code == 0  # this model begins with a BOS
+    made = Tokenizer.from_gguf
+
+    def without_bos(gguf):
+        tokenizer = made(gguf)
+        tokenizer.add_bos = False
+        return tokenizer
+
+    monkeypatch.setattr(Tokenizer, "from_gguf", without_bos)
+    monkeypatch.setattr("cudflash.load", None)  # any attempt to load fails
+    done = cli("generate", model, "-p", "")
+    assert done.code == 2 and "no tokens" in done.sentence
 
 
 def test_values_may_begin_with_a_dash(cli, model):

@@ -161,6 +161,14 @@ def test_json_is_one_object_per_answer(chat):
     assert second["usage"]["cached_tokens"] > 0
 
 
+def test_json_of_an_error_is_one_object_and_the_conversation_goes_on(chat):
+    """A program that waits for the answer to a question which was refused."""
+    done = chat("long " * 50, "hi", args=("-c", "64", "--json"))
+    first, second = map(json.loads, done.out.decode().splitlines())
+    assert first["error"]["type"] == "ContextLengthError" and first["error"]["exit_code"] == 7
+    assert second["text"] is not None and done.code == 7
+
+
 def test_model_without_template_is_refused(cli, model):
     """A chat with a base model that answers with nonsense."""
     done = cli("chat", model, stdin=b"hi\n")

@@ -107,3 +107,10 @@ def test_inspect_is_quick_in_this_process(cli, model):
     started = time.process_time()
     assert cli("inspect", model).code == 0
     assert time.process_time() - started < 1
+
+
+def test_model_option_names_the_file_as_in_other_commands(cli, model):
+    """`cudflash inspect -m FILE`, which every other command understands."""
+    assert cli("inspect", "-m", model, "--json").json == cli("inspect", model, "--json").json
+    assert "--model" in cli("inspect").sentence
+    assert cli("inspect", model, model, model).code == 2
