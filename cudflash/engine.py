@@ -176,6 +176,7 @@ class Engine:
             )
         self.drafter = drafter
         self.closed = False
+        self._pass_owner = None  # Generation whose pass holds the lock
         self._name = pair.gguf.path
         self._sessions = weakref.WeakSet()
         self.plain_step = StepMeter()  # what speculation is compared with
@@ -236,6 +237,29 @@ class Engine:
         """Raise UsageError after ``close``."""
         if self.closed:
             raise UsageError(f"the engine of {self._name} is closed; load the model again")
+
+    def begin_pass(self, owner=None):
+        """Refuse a pass that is begun from inside another one, by a drafter, say.
+
+        The lock does not: it is reentrant. An owner that died of an interrupt does not count.
+
+        Parameters
+        ----------
+        owner : Generation, optional
+            Whose pass begins; ``end_pass`` follows.
+        """
+        inside = self._pass_owner
+        if inside is not None and inside is not owner and inside.running:
+            raise UsageError(
+                "the engine was used from inside a pass of an answer on it, expected use between "
+                "passes; load a second engine for a drafter that needs a model"
+            )
+        self._pass_owner = owner
+
+    def end_pass(self, owner):
+        """End the pass of an owner."""
+        if self._pass_owner is owner:
+            self._pass_owner = None
 
     # -- answers --------------------------------------------------------------------------------
 
@@ -320,6 +344,7 @@ class Engine:
         if self.draft is None:
             raise UnsupportedError("no draft is loaded; pass draft= to load()")
         with self.lock:
+            self.begin_pass()
             return self.draft.block(tap_rows, anchor)
 
     def _fresh(self, tokens):
@@ -339,6 +364,7 @@ class Engine:
         for start in range(0, len(ids), runner.max_rows):
             block = ids[start : start + runner.max_rows]
             with self.lock:
+                self.begin_pass()
                 runner.step(block, which, head=False)
                 runner.commit(len(block))
                 yield start, len(block)

@@ -159,10 +159,14 @@ class Generation:
             with self._engine.lock:
                 remaining = len(prompt) - done - n_rows
                 last = not remaining
-                self._rounds.prompt_chunk(prompt[done : done + n_rows], last, remaining)
-                done += n_rows
-                self._evaluated += n_rows
-                choices = self._rounds.choose_first() if last and self._answer.room else []
+                try:
+                    self._engine.begin_pass(self)
+                    self._rounds.prompt_chunk(prompt[done : done + n_rows], last, remaining)
+                    done += n_rows
+                    self._evaluated += n_rows
+                    choices = self._rounds.choose_first() if last and self._answer.room else []
+                finally:
+                    self._engine.end_pass(self)
             if last:
                 self._times["prompt_ms"] = 1e3 * (self._clock() - started)
             yield PromptProgress(done, len(prompt))
@@ -202,6 +206,7 @@ class Generation:
                     return
                 with self._engine.lock:
                     try:
+                        self._engine.begin_pass(self)
                         choices = self._rounds.next(self._answer.room)
                         events = list(self._emit(choices))
                         self._rounds.settle(len(events))
@@ -209,6 +214,8 @@ class Generation:
                     except BaseException:
                         self._rounds.abandon()
                         raise
+                    finally:
+                        self._engine.end_pass(self)
                 self._n_rounds += 1
                 self._times["decode_ms"] = 1e3 * (self._clock() - started)
                 self._times["decoded"] = len(self._answer.tokens) - first

@@ -9,6 +9,7 @@ import cudflash
 from cudflash.drafters import KeepK
 from cudflash.errors import NumericsError, UsageError
 from tests.helpers.engines import SMALL_ROWS, engine, greedy
+from tests.helpers.speculation import GREEDY, draft_engine
 
 PROMPT = list(range(3, 24))
 OTHER = PROMPT[:10] + [9, 9, 9]
@@ -133,3 +134,38 @@ def test_running_answer_is_not_entered_again():
     answer = session.generate(PROMPT, max_tokens=4, sampling=sampling, drafter=Nested([], 0))
     assert answer.result().tokens == greedy(one, PROMPT, 4).tokens
     assert len(seen) >= 3 and all("further up the stack" in s for s in seen)
+
+
+@pytest.mark.parametrize("name", ["v1-muse-swa", "v2-muse-full"])
+def test_loaded_draft_survives_an_interrupt(name):
+    """Catches a draft context that no longer matches the target: it proposes other tokens."""
+    one = draft_engine(name)
+
+    def answer(session, prompt):
+        result = session.generate(prompt, max_tokens=8, speculative="on", sampling=GREEDY).result()
+        return result.tokens, [r["drafted"] for r in result.speculation["trace"]]
+
+    right = [answer(one.session(), p) for p in (PROMPT, OTHER)]
+    session, at = one.session(), 1
+    while where := interrupted(session, at, speculative="on"):
+        assert [answer(session, p) for p in (PROMPT, OTHER)] == right, where
+        at += 11
+    assert at > 100
+
+
+@pytest.mark.parametrize("use", ["logits", "answer"])
+def test_engine_is_not_used_from_inside_a_pass(use):
+    """Catches scratch overwritten in the middle of a round: wrong tokens, or a deadlock."""
+    one = engine("llama")
+
+    class Greedy(KeepK):
+        def observe(self, tokens, taps=None):
+            if use == "logits":
+                one.logits([5, 6, 7])
+            else:
+                greedy(one, [5, 6, 7], 3)
+            super().observe(tokens, taps)
+
+    result = greedy(one, PROMPT, 6, drafter=Greedy([], 0), speculative="on")
+    assert result.tokens == greedy(one, PROMPT, 6).tokens
+    assert "from inside a pass" in result.speculation["fault"]["reason"]

@@ -103,6 +103,7 @@ def scripted_generation(
     ids = frozenset([EOG, *(item for item in stop if not isinstance(item, str))])
     request = Request(list(prompt), max_tokens, StopRules(strings, ids), None, {"seed": 1})
     engine = SimpleNamespace(
+        begin_pass=lambda owner: None, end_pass=lambda owner: None,
         tokenizer=tokenizer, lock=threading.RLock(),
         receipt_maker=lambda request: ScriptedReceipt({"schema": "x", **request}),
     )  # fmt: skip
