@@ -2,7 +2,7 @@
 //
 // A generated file includes this header and then the unchanged .cu file. The threads of a block are
 // fibers of one OS thread (runtime.cpp); a barrier or warp collective parks the fiber until every
-// participant has arrived. Only what raw_kernels/ uses is here, and dp4a and votes: all else fails to
+// participant has arrived. Here is what raw_kernels/ uses, and dp4a and votes; the rest does not
 // compile, so a new intrinsic is always a decision. Same bits as on the card for IEEE operations;
 // compiled with -ffp-contract=off and run with FTZ and DAZ, like nvcc -fmad=false -ftz=true.
 #pragma once
