@@ -155,4 +155,8 @@ def test_files_that_are_no_identity(cli, folder, tmp_path, text, code, words):
 def test_wrong_arguments_are_one_sentence(cli, folder, files, args, code, words):
     """An identity of a pair that cannot run."""
     done = cli("identity", *(folder / name for name in files), *args)
-    assert done.code == code and words in done.sentence and done.out == b""
+    assert done.code == code and words in done.sentence
+    if "--json" in args:
+        assert done.json["error"]["exit_code"] == code and done.out.count(b"\n") == 1
+    else:
+        assert done.out == b""
