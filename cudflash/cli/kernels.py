@@ -37,7 +37,7 @@ class CompileNotice:
             return
         if not self._announced:
             self._announced = True
-            self._output.note(f"compiling kernels for this processor ({_kept()}) ...")
+            self._output.note("compiling kernels for this processor ...")  # kept? told at the end
         self._output.progress(f"compiling kernel {self._count}: {name}")
 
 
@@ -47,4 +47,9 @@ def _kept():
     folder = jit.cache_dir()
     if folder is None:
         return "at every start, no folder is writable; set CUDFLASH_CACHE to one of your own"
+    if not jit.stored():
+        return (
+            f"at every start, {folder} took not all of them; make room there or set "
+            "CUDFLASH_CACHE to another folder"
+        )
     return f"once, cached in {folder}"

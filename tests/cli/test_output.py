@@ -126,6 +126,16 @@ def test_compilation_is_announced_once_and_never_inside_the_answer(streams):
     assert "compiled 3 kernels" in err.text.splitlines()[-1]
 
 
+def test_compilation_that_could_not_be_kept_says_so(streams, monkeypatch):
+    """"Once, cached" on a full disk, and the same minute of waiting at the next start."""
+    out, err = streams()
+    with CompileNotice(Output()):
+        jit._listeners[-1]("one")
+        monkeypatch.setattr(jit, "stored", lambda: False)
+    assert "at every start" in err.text.splitlines()[-1] and "CUDFLASH_CACHE" in err.text
+    assert "once" not in err.text
+
+
 def test_sizes_for_people():
     """1023 KiB shown as 0 MiB, or bytes with a fraction."""
     sizes = {0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 150 * 1024: "150 KiB",
