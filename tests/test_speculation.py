@@ -13,12 +13,10 @@ from cudflash.drafters import (
     KeepK,
     NoDrafter,
     Oracle,
-    Proposal,
     Random,
-    TokenDrafter,
 )
-from cudflash.errors import NumericsError, UsageError
-from cudflash.events import DrafterFailed, GateChanged, PrefixReused, RoundFinished, TokenEvent
+from cudflash.errors import UsageError
+from cudflash.events import GateChanged, PrefixReused, RoundFinished, TokenEvent
 from cudflash.receipt import read_receipt, validate_receipt, write_receipt
 from cudflash.spec.stats import identities
 from tests.helpers.engines import engine
@@ -176,10 +174,9 @@ def test_every_sampler_sees_exactly_the_tokens_before_a_row(edit, temperature):
     )
     if temperature or "mirostat" not in edit:  # which draws, so it is no part of temperature 0
         assert plain.tokens != unedited.tokens, "the edit must matter, or nothing is tested"
-    for make in SCRIPTED.values():
-        for length in (3, 15):
-            result = drafted(one, make(plain.tokens), sampling, verify_length=length, **options)
-            same_answer(result, plain)
+    for make, length in zip(SCRIPTED.values(), (15, 3, 7, 15, 3), strict=True):
+        result = drafted(one, make(plain.tokens), sampling, verify_length=length, **options)
+        same_answer(result, plain)
 
 
 @pytest.mark.parametrize("sampling", TEMPERATURES.values(), ids=TEMPERATURES)
@@ -239,58 +236,6 @@ def test_cancelling_in_any_round_leaves_only_emitted_tokens(sampling):
         ).result()
         cold = one.generate(follow, max_tokens=9, sampling=sampling, seed=1, speculative="off")
         assert warm.tokens == cold.tokens and warm.usage.cached_tokens == len(follow) - 2
-
-
-class Broken(TokenDrafter):
-    """Works for some rounds, then does something wrong."""
-
-    name = "broken"
-
-    def __init__(self, ids, fault, after=3):
-        super().__init__()
-        self._inner, self._fault, self._left = Oracle(ids), fault, after
-
-    def propose(self, anchor, n, context):
-        self._left -= 1
-        return self._fault(n) if self._left < 0 else self._inner.propose(anchor, n, context)
-
-
-def _raise(n):
-    raise RuntimeError("out of luck")
-
-
-FAULTS = {
-    "exception": (_raise, "out of luck"),
-    "nan": (lambda n: Proposal((float("nan"),) * n, "point_mass"), "nan"),
-    "outside": (lambda n: Proposal((10**9,) * n, "point_mass"), "1000000000"),
-    "too many": (lambda n: Proposal((1,) * (n + 1), "point_mass"), "at most"),
-    "nothing": (lambda n: None, "NoneType"),
-    "no distribution": (lambda n: Proposal((1,) * n, "softmax"), "softmax"),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("accept", ["match", "ratio"])
-def test_fault_in_a_drafter_costs_speed_only(fault, accept):
-    """Catches an answer that ends, changes, or goes on unsaid when the drafter breaks."""
-    one = engine("llama", threads=1)
-    action, words = FAULTS[fault]
-    plain = plain_answer(one, PROMPT, SAMPLED, max_tokens=60, ignore_eos=True)
-    session = one.session()
-    running = session.generate(
-        list(PROMPT), max_tokens=60, sampling=SAMPLED, seed=4, ignore_eos=True, accept=accept,
-        drafter=Broken(plain.tokens, action), speculative="on", verify_length=3,
-    )  # fmt: skip
-    events = list(running)
-    result = running.result()
-    assert len(result.tokens) == 60
-    if accept == "match":
-        assert result.tokens == plain.tokens
-    told = [event.fault for event in events if isinstance(event, DrafterFailed)]
-    assert len(told) == 1 and words in told[0].reason
-    assert result.speculation["fault"]["reason"] == told[0].reason
-    assert result.stats["speculative"]["skipped"]["fault"] > 10
-    validate_receipt(result.receipt)
 
 
 def test_gate_closes_comes_back_and_is_told():
@@ -421,25 +366,6 @@ def test_turns_reuse_rows_with_a_drafter(arch):
         counts = running.result().stats["speculative"]
         assert counts["drafted"] and counts["accepted"]
         text += [*plain.tokens, 7, 8, 9]
-
-
-def test_non_finite_logits_are_an_error_with_drafts_too():
-    """Catches NaN in a verify block turned into token 0."""
-    one = cudflash.load(engine("llama").gguf.path, device="cpu", n_ctx=64, threads=1)
-    plain = one.generate([1, 2, 3], max_tokens=20, sampling=GREEDY, ignore_eos=True)
-    session = one.session()
-    running = session.generate(
-        [1, 2, 3], max_tokens=20, sampling=GREEDY, ignore_eos=True, drafter=Oracle(plain.tokens),
-        speculative="on",
-    )  # fmt: skip
-    while not isinstance(next(running), TokenEvent):
-        pass
-    norm = one.ops.download(one.model.output_norm)
-    one.ops.copy_in(one.model.output_norm, norm * float("nan"))
-    with pytest.raises(NumericsError, match="position 3"):
-        list(running)
-    one.ops.copy_in(one.model.output_norm, norm)
-    assert session.tokens == (1, 2, 3) and session._runner.cache.pending == 0
 
 
 def test_plain_step_is_measured_once_and_compared_with():
