@@ -113,10 +113,9 @@ def load(
     if pair.draft is not None:
         default_verify_length(pair.draft.config.block_size)  # refuses a block too short to verify
     if identity is not None:
-        from cudflash.identity import check_identity, pair_identity, read_identity
+        from cudflash.identity import require_identity
 
-        expected = read_identity(identity)
-        check_identity(identity, expected, pair_identity(pair, n_ctx, activations))
+        require_identity(identity, pair, n_ctx, activations)
     ops = load_ops(chosen)
     ops.set_threads(threads)
     return Engine(

@@ -63,6 +63,17 @@ def pair_identity(pair, n_ctx, activations, *, progress=None):
     }
 
 
+def require_identity(path, pair, n_ctx, activations):
+    """Refuse a pair that is not the one of the identity file ``path``.
+
+    Raises
+    ------
+    PairingError
+        Names the first field that differs, what was expected and what was found.
+    """
+    check_identity(path, read_identity(path), pair_identity(pair, n_ctx, activations))
+
+
 def write_identity(path, identity):
     """Write an identity as JSON."""
     try:

@@ -10,6 +10,13 @@ import click
 from cudflash.cli.common import file_name, options
 from cudflash.errors import UsageError
 
+identity_option = click.option(
+    "--identity",
+    type=click.Path(),
+    metavar="FILE",
+    help="Refuse a pair that is not the one of FILE (see 'cudflash identity').",
+)
+
 draft_options = options(
     click.option(
         "-md",
@@ -39,12 +46,7 @@ draft_options = options(
         is_flag=True,
         help="Run the draft with shorter blocks than it was trained with, as short as verified.",
     ),
-    click.option(
-        "--identity",
-        type=click.Path(),
-        metavar="FILE",
-        help="Refuse a pair that is not the one of FILE (see 'cudflash identity').",
-    ),
+    identity_option,
 )
 
 speculation_options = options(
@@ -196,3 +198,17 @@ def draft_line(stats):
     if stats["estimated_speedup"] is not None:
         text += f", about {stats['estimated_speedup']:.2f} times plain decoding"
     return text
+
+
+def check_pair(identity, model, *, draft=None, n_ctx=None, activations=None, draft_window=None,
+               draft_sink=None):  # fmt: skip
+    """Refuse a pair that is not the one of an identity file, for commands that load nothing."""
+    from cudflash import defaults
+    from cudflash.identity import require_identity
+    from cudflash.pair import open_pair
+    from cudflash.plan import choose_context
+
+    pair = open_pair(model, draft, draft_window=draft_window, draft_sink=draft_sink)
+    longest = pair.target.config.context_length
+    n_ctx = longest if n_ctx == 0 else choose_context(n_ctx, longest)
+    require_identity(identity, pair, n_ctx, activations or defaults.ACTIVATIONS)

@@ -25,8 +25,8 @@ def command(ctx, target, draft, out, draft_window, draft_sink, activations, n_ct
             as_json):  # fmt: skip
     """Stamp a model and its draft: digests, taps, block, context geometry, numerics.
 
-    With --identity FILE, generate, chat and verify refuse any other pair. Both files are read
-    whole. Without DRAFT the one beside the model is taken.
+    With --identity FILE, generate, chat, verify, plan and inspect refuse any other pair. Both files
+    are read whole. Without DRAFT the one beside the model is taken.
     """
     from cudflash import defaults
     from cudflash.identity import pair_identity, write_identity

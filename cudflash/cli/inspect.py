@@ -17,6 +17,7 @@ from cudflash.cli.common import (
     output_options,
 )
 from cudflash.cli.facts import directory_facts, draft_facts, file_facts
+from cudflash.cli.draft_options import check_pair, identity_option
 from cudflash.cli.output import human_bytes
 from cudflash.errors import PairingError, UnsupportedError, UsageError
 
@@ -27,10 +28,11 @@ from cudflash.errors import PairingError, UnsupportedError, UsageError
 @click.option("--tensors", is_flag=True, help="List every tensor.")
 @click.option("--metadata", is_flag=True, help="List every metadata key; long values are cut.")
 @click.option("--digest", is_flag=True, help="Read the files whole for their SHA-256.")
+@identity_option
 @json_option
 @output_options
 @click.pass_context
-def command(ctx, words, model, tensors, metadata, digest, as_json):
+def command(ctx, words, model, tensors, metadata, digest, identity, as_json):
     """Show what a model or a draft holds and whether this version can run it.
 
     FILE (also given with --model) is a GGUF file, or the directory of a draft. Only headers are
@@ -42,6 +44,8 @@ def command(ctx, words, model, tensors, metadata, digest, as_json):
     if len(rest) > 1:
         raise UsageError(f"the argument {rest[1]!r} was not expected; inspect takes two files")
     draft = rest[0] if rest else None
+    if identity is not None:
+        check_pair(identity, file, draft=draft)
     output = output_of(ctx)
     wanted = {"tensors": tensors, "metadata": metadata, "digest": digest}
     if os.path.isdir(file):

@@ -14,7 +14,7 @@ from cudflash.cli.common import (
     output_of,
     output_options,
 )
-from cudflash.cli.draft_options import find_draft
+from cudflash.cli.draft_options import check_pair, find_draft, identity_option
 from cudflash.cli.output import human_bytes
 from cudflash.errors import OutOfMemoryError, UsageError
 
@@ -44,6 +44,7 @@ _KINDS = (
 @click.option("--no-draft", is_flag=True, help="Count no draft.")
 @click.option("--draft-window", type=int, metavar="N", help="As for generate.")
 @click.option("--draft-sink", type=int, metavar="N", help="As for generate.")
+@identity_option
 @click.option(
     "--activations", metavar="TYPE", help="Precision of activations, as for generate: int8, int8x2."
 )
@@ -55,7 +56,7 @@ _KINDS = (
 @json_option
 @output_options
 @click.pass_context
-def command(ctx, words, model, n_ctx, memory, as_json, draft, no_draft, **settings):
+def command(ctx, words, model, n_ctx, memory, as_json, draft, no_draft, identity, **settings):
     """Show how much memory a model takes, before loading it.
 
     Counts what loading and one conversation allocate, those of the draft included. With --memory,
@@ -68,6 +69,10 @@ def command(ctx, words, model, n_ctx, memory, as_json, draft, no_draft, **settin
     budget = None if memory is None else parse_size(memory)
     given = {name: value for name, value in settings.items() if value is not None}
     given, explanation = find_draft(model, {**given, **_draft(draft, no_draft)})
+    if identity is not None:
+        names = ("draft", "draft_window", "draft_sink", "activations")
+        check_pair(identity, model, n_ctx=n_ctx,
+                   **{name: given[name] for name in names if name in given})  # fmt: skip
     planner = Planner(model, given)
     plan = planner.plan(planner.context_length if n_ctx == 0 else n_ctx)
     found = {"path": model, "context_length": planner.context_length, **plan.to_dict()}

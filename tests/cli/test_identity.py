@@ -160,3 +160,21 @@ def test_wrong_arguments_are_one_sentence(cli, folder, files, args, code, words)
         assert done.json["error"]["exit_code"] == code and done.out.count(b"\n") == 1
     else:
         assert done.out == b""
+
+
+@pytest.mark.parametrize("command", ["plan", "inspect"])
+def test_commands_that_load_nothing_refuse_another_pair_too(cli, folder, stamped, command):
+    """A plan or a description of a pair that the identity was not made of."""
+    path, _ = stamped
+
+    def run(draft):
+        pair = ("-md", folder / draft) if command == "plan" else (folder / draft,)
+        return cli(command, folder / "model.gguf", *pair, "--identity", path)
+
+    assert run("draft").code == 0
+    other = run("other")
+    assert other.code == 4 and not other.out
+    changed = json.loads(path.read_text()) | {"context_sink": 7}
+    path.write_text(json.dumps(changed))
+    refused = run("draft")
+    assert refused.code == 4 and "context_sink" in refused.err and "7" in refused.err
