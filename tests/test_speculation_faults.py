@@ -3,7 +3,7 @@
 import pytest
 
 import cudflash
-from cudflash.drafters import Oracle, Proposal, TokenDrafter
+from cudflash.drafters import KeepK, Oracle, Proposal, TokenDrafter
 from cudflash.errors import NumericsError
 from cudflash.events import DrafterFailed, TokenEvent
 from cudflash.receipt import validate_receipt
@@ -82,3 +82,18 @@ def test_non_finite_logits_are_an_error_with_drafts_too():
         list(running)
     one.ops.copy_in(one.model.output_norm, norm)
     assert session.tokens == (1, 2, 3) and session._runner.cache.pending == 0
+
+
+@pytest.mark.parametrize("right,named", [(3, True), (15, False)])
+def test_a_draft_that_is_blind_from_mid_block_on_is_named(right, named):
+    """Catches a diagnosis that sees the position curve in made-up counters only: a drafter whose
+    block is right up to a position and never beyond it, as a wrongly masked block is."""
+    one = engine("llama", threads=1)
+    plain = plain_answer(one, PROMPT, GREEDY, max_tokens=200, ignore_eos=True)
+    result = one.session().generate(
+        list(PROMPT), max_tokens=200, sampling=GREEDY, ignore_eos=True, speculative="on",
+        verify_length=15, drafter=KeepK(plain.tokens, right),
+    ).result()  # fmt: skip
+    assert result.tokens == plain.tokens
+    names = [finding["name"] for finding in result.stats["speculative"]["findings"]]
+    assert ("zero-mid-block" in names) == named
