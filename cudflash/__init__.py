@@ -13,6 +13,7 @@ _PUBLIC = {
     "Result": "cudflash.result",
     "Usage": "cudflash.result",
     "TokenLogprob": "cudflash.result",
+    "Started": "cudflash.events",
     "PrefixReused": "cudflash.events",
     "PromptProgress": "cudflash.events",
     "TokenEvent": "cudflash.events",

@@ -1,20 +1,28 @@
 """What happens during an answer, as values: the only thing a front end needs to watch.
 
-Plain data, no behaviour. The order is: ``PrefixReused`` (when a session already holds rows), any
-number of ``PromptProgress``, one ``TokenEvent`` per token, one ``Finished``. With a drafter, each
-round's tokens are followed by its ``RoundFinished``, and ``GateChanged``, ``DrafterFailed`` and
-``Diagnosed`` come where they happen.
+Plain data, no behaviour. The order is: one ``Started``, ``PrefixReused`` (when a session already
+holds rows), any number of ``PromptProgress``, one ``TokenEvent`` per token, one ``Finished``. With a
+drafter, each round's tokens are followed by its ``RoundFinished``, and ``GateChanged``,
+``DrafterFailed`` and ``Diagnosed`` come where they happen.
 """
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from cudflash.model.draft_context import HeldRows
     from cudflash.result import Result, TokenLogprob
     from cudflash.spec.diagnosis import Finding
-    from cudflash.spec.gate import GateEvent
+    from cudflash.spec.gate import GateEvent, GateStatus
     from cudflash.spec.guard import DrafterFault
     from cudflash.spec.stats import RoundRecord
+
+
+@dataclass(frozen=True)
+class Started:
+    """An answer begins."""
+
+    facts: dict  # what will run and how it is conditioned, see ``cudflash.answer_facts``
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,7 @@ class PromptProgress:
 
     done: int  # prompt tokens whose rows are in the caches, reused ones included
     total: int
+    context: "HeldRows | None" = None  # what the draft remembers; None without a draft's context
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,8 @@ class RoundFinished:
     """A round of an answer with a drafter is over; its tokens came just before."""
 
     record: "RoundRecord"  # proposals, what was accepted, times
+    gate: "GateStatus | None" = None  # after the round
+    context: "HeldRows | None" = None  # what the draft remembers; None without a draft's context
 
 
 @dataclass(frozen=True)

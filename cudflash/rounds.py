@@ -71,6 +71,10 @@ class Rounds:
         """Events since the last call."""
         return ()
 
+    def context(self):
+        """Return the HeldRows of the draft's context, None without one."""
+        return None
+
     def finish(self, cancelled=False):
         """End the answer; nothing is evaluated for one that was cancelled."""
 

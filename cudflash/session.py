@@ -6,6 +6,7 @@ proceeds. Invariant: a request is refused before any work, with both numbers whe
 
 import threading
 
+from cudflash.answer_facts import answer_facts, drafter_facts
 from cudflash.checks import whole
 from cudflash.choose import Chooser, check_logprobs
 from cudflash.errors import ContextLengthError, UsageError
@@ -147,7 +148,7 @@ class Session:
         rules = stop_rules(stop, ends, vocab_size)
         rules = with_control_tokens(rules, engine.tokenizer)
         chain = self._chain(sampling, seed, ids)
-        rule_in_effect(accept, chain)
+        rule = rule_in_effect(accept, chain)
         chooser = Chooser(engine.ops, engine.work, chain, logprobs, row_digests)
         receipt = {
             "sampling": chain.config.to_dict(),
@@ -157,15 +158,19 @@ class Session:
         }
         if drafter is not None:
             receipt["draft"] = None  # the loaded one has no part in this answer
-        request = Request(ids, max_tokens, rules, chooser, receipt)
+        facts = answer_facts(engine, len(ids), max_tokens)
         if guard is None or speculative == OFF:
             reason = "no draft is loaded" if guard is None else "it is switched off for this answer"
             rounds = PlainRounds(self._runner, chooser, engine.plain_step, speculative, reason)
+            facts["reason"] = reason
         else:
             limits = Limits(verify_length, engine.n_ctx, vocab_size, rules.ids)
             settings = engine.draft.settings if guard is self._drafter and engine.draft else ()
             options = SpecOptions(speculative, accept, limits, settings)
             rounds = SpecRounds(self._runner, chooser, guard, options, engine.plain_step)
+            own = engine.draft if guard is self._drafter else None
+            facts["drafter"] = drafter_facts(guard, own, options, rule, engine)
+        request = Request(ids, max_tokens, rules, chooser, receipt, facts)
         with self._lock:
             self._end_current()
             self._current = Generation(engine, self._runner, request, rounds, self._ended)

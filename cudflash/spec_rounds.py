@@ -177,7 +177,8 @@ class SpecRounds(Rounds):
         record = self._state.settle(kept)
         if not record.drafted and record.skipped != "retry":
             self._meter.add(record.verify_ms + record.decide_ms)
-        self._events.append(RoundFinished(record))
+        status = self._state.gate.status(self._state.committed)
+        self._events.append(RoundFinished(record, status, self.context()))
         self._note_fault()
         self._events += [GateChanged(event) for event in self._state.drain_events()]
         self._note_zero()
@@ -234,6 +235,10 @@ class SpecRounds(Rounds):
         """Events since the last call."""
         news, self._events = self._events, []
         return news
+
+    def context(self):
+        """Return the HeldRows of the draft's context; None where a drafter has none to tell of."""
+        return self._drafter.held()
 
     def _note_fault(self):
         if self._drafter.fault is not None and not self._told_fault:

@@ -125,11 +125,11 @@ def test_second_turn_equals_a_cold_one_draft_included(name, n_shared):
     warm, cold = running.result(), one.generate(second, **options)
     assert warm.tokens == cold.tokens
     assert warm.speculation["trace"] == cold.speculation["trace"]
-    assert isinstance(events[0], PrefixReused)
+    assert isinstance(events[1], PrefixReused)
     cached = warm.usage.cached_tokens
-    assert cached <= len(second) and cached == events[0].cached_tokens
+    assert cached <= len(second) and cached == events[1].cached_tokens
     if cached < min(n_shared, len(second) - 1):
-        assert "no longer holds" in events[0].reason
+        assert "no longer holds" in events[1].reason
     runners = session._runner, session._drafter.drafter.runner
     fresh = one.session()
     fresh.generate(second, **options).result()

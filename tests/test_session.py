@@ -73,7 +73,7 @@ def test_continued_conversation_reuses_everything():
     events = list(
         session.generate(follow, max_tokens=2, sampling=cudflash.SamplingConfig(temperature=0))
     )
-    reused = events[0]
+    reused = events[1]
     assert isinstance(reused, PrefixReused) and reused.first_difference is None
     assert reused.cached_tokens == len(prompt) + len(answer) - 1
     again = greedy(session, follow, 2)
