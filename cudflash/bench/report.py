@@ -67,8 +67,8 @@ def to_csv(record):
 
 def to_markdown(record):
     """Return the whole report."""
-    parts = [_head(record), _main_tables(record), _position_tables(record), _phase_table(record),
-             _verify_tables(record), _notes(record)]  # fmt: skip
+    parts = [head(record), main_tables(record), position_tables(record), _phase_table(record),
+             verify_tables(record), notes(record)]  # fmt: skip
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -110,7 +110,8 @@ def shown_cells(row):
     return [text[key] for key, _ in SHOWN]
 
 
-def _head(record):
+def head(record):
+    """What ran on what: build, machine, files, geometry."""
     machine, versions, settings = record["machine"], record["versions"], record["settings"]
     build = versions["cudflash"] + (f" ({versions['commit']})" if versions["commit"] else "")
     lines = []
@@ -138,7 +139,8 @@ def _head(record):
     return "\n".join(lines)
 
 
-def _main_tables(record):
+def main_tables(record):
+    """The tables by kind of text and stop mode, each with its range over sets."""
     header = [shown for _, shown in SHOWN]
     parts = []
     for kind in ("natural", "synthetic"):
@@ -180,7 +182,8 @@ def _drafted_cells(record):
     return [cell for cell in cells(record["runs"]) if cell["acceptance"] is not None]
 
 
-def _position_tables(record):
+def position_tables(record):
+    """Acceptance by position, unconditional and conditional."""
     found = _drafted_cells(record)
     if not found:
         return ""
@@ -217,7 +220,8 @@ def _phase_table(record):
     return "#### Time per round, and shares of the decoding time\n\n" + table(header, lines)
 
 
-def _verify_tables(record):
+def verify_tables(record):
+    """t(M) of the verify pass, one table per depth."""
     parts = []
     for group, depth in dict.fromkeys((c["group"], c["depth"]) for c in record["verify_cost"]):
         costs = [c for c in record["verify_cost"] if (c["group"], c["depth"]) == (group, depth)]
@@ -229,32 +233,33 @@ def _verify_tables(record):
     return "\n\n".join(parts)
 
 
-def _notes(record):
-    notes = []
+def notes(record):
+    """What a reader must know of single cells, as a list."""
+    lines = []
     for cell in cells(record["runs"]):
         where = f"{cell['set']} at depth {cell['depth']}, {cell['stop']} stop, {cell['lane']}"
         if cell["never_accepted"]:
-            notes.append(f"{where}: not one proposal was accepted; 'cudflash inspect' and "
+            lines.append(f"{where}: not one proposal was accepted; 'cudflash inspect' and "
                          "'cudflash verify' tell what may be wrong")  # fmt: skip
         if cell["timed_prompts"] < cell["prompts"]:
             short = cell["prompts"] - cell["timed_prompts"]
-            notes.append(f"{where}: {short} of {cell['prompts']} answers have fewer than two tokens, "
+            lines.append(f"{where}: {short} of {cell['prompts']} answers have fewer than two tokens, "
                          "so they have no decoding speed")  # fmt: skip
         if cell["looping"] and cell["looping"] > 0.5:
-            notes.append(f"{where}: {percent(cell['looping'])} of the answers end in a loop, which "
+            lines.append(f"{where}: {percent(cell['looping'])} of the answers end in a loop, which "
                          "inflates acceptance")  # fmt: skip
     for run in record["runs"]:
         if run["fault"]:
-            notes.append(f"{run['set']} {run['index']}, {run['lane']}: {run['fault']}")
+            lines.append(f"{run['set']} {run['index']}, {run['lane']}: {run['fault']}")
     for one in record["differences"]:
-        notes.append(
+        lines.append(
             f"DIFFERENT: {one['set']} {one['index']} at depth {one['depth']}, {one['lane']}, "
             f"repetition {one['repetition']}: token {one['first_difference']} is {one['found']}, "
             f"{one['against']} has {one['expected']}"
         )
     for item in record["prompts"]["items"]:
         if item["note"]:
-            notes.append(f"{item['set']} {item['index']} at depth {item['depth']}: {item['note']}")
+            lines.append(f"{item['set']} {item['index']} at depth {item['depth']}: {item['note']}")
     if record["others_share"] is not None:
-        notes.append(f"everything else used {percent(record['others_share'])} of the machine")
-    return "\n".join(f"- {note}" for note in dict.fromkeys(notes))
+        lines.append(f"everything else used {percent(record['others_share'])} of the machine")
+    return "\n".join(f"- {note}" for note in dict.fromkeys(lines))

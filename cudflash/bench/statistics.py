@@ -6,6 +6,7 @@ Invariant: the same runs give the same numbers, intervals included: the bootstra
 
 import statistics
 from collections import defaultdict
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,6 +23,28 @@ COUNTS = (
 )  # fmt: skip
 LISTS = ("proposed_at", "tested_at", "accepted_at")
 TIMES = ("draft_ms", "verify_ms", "decide_ms", "plain_ms")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median, lowest and highest of some repeats."""
+
+    median: float
+    low: float
+    high: float
+    n: int
+
+    @classmethod
+    def of(cls, values):
+        """Summarise ``values``; None when there are none."""
+        values = [v for v in values if v is not None]
+        if not values:
+            return None
+        return cls(statistics.median(values), min(values), max(values), len(values))
+
+    def text(self, digits=1):
+        """Return ``median (low–high)``."""
+        return f"{self.median:.{digits}f} ({self.low:.{digits}f}–{self.high:.{digits}f})"
 
 
 def pool(counts):
