@@ -9,6 +9,7 @@ changes from step to step lives in buffers, never in an argument.
 import ctypes
 import mmap
 import os
+import struct
 import threading
 
 import numpy as np
@@ -119,15 +120,25 @@ class _Op:
         self.serial = touched <= _SERIAL_BYTES
 
 
-def _span(array):
+def _span(array, known):
     """Address range that an array occupies (C-contiguous arrays only)."""
-    start = _address(array)
-    return start, start + array.nbytes
+    span = known.get(id(array))
+    if span is None:
+        # ``array.ctypes.data`` is the same, several times slower
+        start = array.__array_interface__["data"][0]
+        span = known[id(array)] = start, start + array.nbytes
+    return span
 
 
-def _address(array):
-    """Address of the first element; ``array.ctypes.data`` is the same, several times slower."""
-    return array.__array_interface__["data"][0]
+def _word(value, known):
+    """What a kernel finds of a value in its argument block."""
+    if isinstance(value, np.ndarray):
+        return _span(value, known)[0]
+    return _float_bits(value) if isinstance(value, float) else value
+
+
+def _float_bits(value):
+    return struct.unpack("<q", struct.pack("<d", value))[0]
 
 
 def submit(kernel, values, *, reads, writes, keep=(), touched=None):
@@ -147,15 +158,10 @@ def submit(kernel, values, *, reads, writes, keep=(), touched=None):
         Bytes the launch really reads and writes, where that is less than all of ``reads`` and
         ``writes`` (a few rows of a cache, say).
     """
-    block = np.empty(len(values), np.int64)
-    for i, value in enumerate(values):
-        if isinstance(value, np.ndarray):
-            block[i] = _address(value)
-        elif isinstance(value, float):
-            block[i:i + 1].view(np.float64)[0] = value
-        else:
-            block[i] = value
-    op = _Op(kernel, block, [_span(a) for a in reads], [_span(a) for a in writes],
+    spans = {}  # most arrays are named twice
+    words = [_word(value, spans) for value in values]
+    block = np.array(words, np.int64)
+    op = _Op(kernel, block, [_span(a, spans) for a in reads], [_span(a, spans) for a in writes],
              (block, values, keep), touched)
     graph = getattr(_local, "graph", None)
     if graph is None:
