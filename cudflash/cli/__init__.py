@@ -24,6 +24,7 @@ COMMANDS = {
     "verify": ("cudflash.cli.verify", "Prove that drafting changes no token of an answer."),
     "bench": ("cudflash.cli.bench", "Measure drafted against plain decoding, in turns."),
     "compare": ("cudflash.cli.compare", "Compare two records of 'bench', prompt by prompt."),
+    "monitor": ("cudflash.cli.monitor", "Watch an answer that another process makes or made."),
     "identity": ("cudflash.cli.identity", "Stamp a model and its draft into a file."),
     "inspect": ("cudflash.cli.inspect", "Show what a GGUF file holds and whether it can be run."),
     "plan": ("cudflash.cli.plan", "Show how much memory a model takes, before loading it."),

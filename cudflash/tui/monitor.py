@@ -22,6 +22,7 @@ SHARE = 0.005  # of the time at most, for drawing
 ALLOWANCE_S = 0.01  # of drawing before the share counts: a short answer is seen as well
 SHORTEST_S = 0.1  # between two drawings
 LINE_S = 1.0  # between two lines where there is no terminal
+NOW = object()
 ENTER, LEAVE = "\x1b[?1049h\x1b[?25l\x1b[2J", "\x1b[0m\x1b[?25h\x1b[?1049l"
 STOPS = (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
 
@@ -117,17 +118,18 @@ class Monitor:
         if not self.live and exc[0] is None:
             self._line(final=True)
 
-    def see(self, event, at=None):
+    def see(self, event, at=NOW):
         """Take an event and show it when it is time to.
 
         Parameters
         ----------
         event : one of ``cudflash.events``
-        at : float, optional
-            Seconds of the clock that the events were made by; now if absent.
+        at : float or None, optional
+            Seconds of the clock that the events were made by; None where it is not known, now if
+            absent.
         """
         now = self._clock()
-        self.state.see(event, now if at is None else at)
+        self.state.see(event, now if at is NOW else at)
         if type(event) is TokenEvent and self.state.pending:
             return  # its round is told right after it
         if not self.live:
@@ -142,6 +144,10 @@ class Monitor:
             self._draw()
         else:
             self._lines(self._clock(), False)
+
+    def compose(self, width, height):
+        """Return the rows of the screen at another size."""
+        return self._screen.rows(self.state, width, height)
 
     def flash(self, sentence):
         """Show what goes on until the next event; nothing where no screen is drawn."""

@@ -13,6 +13,18 @@ WIDE, TALL = 120, 34  # from this size on, text and numbers stand side by side
 SIDE = 62  # cells of the numbers then
 
 
+def as_lines(rows):
+    """Rows as one list of segments, each row a line."""
+    from rich.segment import Segment
+
+    segments = []
+    for row in rows:
+        for _, _, part in row:
+            segments += part
+        segments.append(Segment.line())
+    return segments
+
+
 class Screen:
     """Composes rows from a state; keeps what need not be made again.
 

@@ -6,7 +6,7 @@ Owns the export. Must not know where the state comes from. The same state gives 
 import io
 
 from cudflash.errors import UsageError
-from cudflash.tui.screen import Screen
+from cudflash.tui.screen import Screen, as_lines
 
 DEFAULT_SIZE = (120, 36)
 
@@ -27,19 +27,15 @@ def render(state, width, height, *, no_color=False, glyphs=None):
         ``export_text``, ``export_svg`` and so on.
     """
     from rich.console import Console
-    from rich.segment import Segment, Segments
+    from rich.segment import Segments
 
     screen = Screen() if glyphs is None else Screen(glyphs)
     console = Console(
         file=io.StringIO(), width=width, height=height, record=True, force_terminal=True,
         color_system="truecolor", no_color=no_color, legacy_windows=False, _environ={},
     )  # fmt: skip
-    segments = []
-    for row in screen.rows(state, width, height):
-        for _, _, part in row:
-            segments += part
-        segments.append(Segment.line())
-    console.print(Segments(segments), end="", crop=False)
+    rows = screen.rows(state, width, height)
+    console.print(Segments(as_lines(rows)), end="", crop=False)
     return console
 
 
