@@ -19,6 +19,7 @@ _PUBLIC = {
     "TokenEvent": "cudflash.events",
     "RoundFinished": "cudflash.events",
     "GateChanged": "cudflash.events",
+    "EconomyChanged": "cudflash.events",
     "DrafterFailed": "cudflash.events",
     "Diagnosed": "cudflash.events",
     "Finished": "cudflash.events",

@@ -3,7 +3,7 @@
 Plain data, no behaviour. The order is: one ``Started``, ``PrefixReused`` (when a session already
 holds rows), any number of ``PromptProgress``, one ``TokenEvent`` per token, one ``Finished``. With a
 drafter, each round's tokens are followed by its ``RoundFinished``, and ``GateChanged``,
-``DrafterFailed`` and ``Diagnosed`` come where they happen.
+``EconomyChanged``, ``DrafterFailed`` and ``Diagnosed`` come where they happen.
 """
 
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from cudflash.model.draft_context import HeldRows
     from cudflash.result import Result, TokenLogprob
     from cudflash.spec.diagnosis import Finding
+    from cudflash.spec.economy import EconomyEvent
     from cudflash.spec.gate import GateEvent, GateStatus
     from cudflash.spec.guard import DrafterFault
     from cudflash.spec.stats import RoundRecord
@@ -68,6 +69,13 @@ class GateChanged:
     """Drafting was paused, tried again, or ended for this answer."""
 
     event: "GateEvent"  # with its reason
+
+
+@dataclass(frozen=True)
+class EconomyChanged:
+    """Measured times have paused drafting, resumed it, or changed how much is drafted."""
+
+    event: "EconomyEvent"  # with its reason and numbers
 
 
 @dataclass(frozen=True)

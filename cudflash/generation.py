@@ -86,6 +86,11 @@ class Generation:
         with self._engine.lock:
             return self._rounds.rehearse(self._answer.room)
 
+    def bring_up(self):
+        """Have the drafter's context hold every committed row, between two events."""
+        with self._engine.lock:
+            self._rounds.bring_up()
+
     def result(self):
         """Run to the end if that has not happened, return the outcome.
 

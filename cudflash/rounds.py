@@ -71,6 +71,9 @@ class Rounds:
         """Events since the last call."""
         return ()
 
+    def bring_up(self):
+        """Show the drafter every committed row, also those that can wait."""
+
     def context(self):
         """Return the HeldRows of the draft's context, None without one."""
         return None

@@ -98,7 +98,8 @@ class Session:
         sampling : SamplingConfig, optional
             llama.cpp's defaults if absent.
         speculative : {"auto", "on", "off"}
-            "auto" drafts while it pays, "on" always (and needs a drafter), "off" never.
+            "auto" drafts while it pays, as measured, and as much as pays; "on" always (and needs a
+            drafter), "off" never. The tokens do not depend on it.
         verify_length : int, optional
             Tokens drafted per round at most: 3, 7 or 15, and less than the draft's block. 7 if
             absent, or the largest legal one below it. Needs a drafter.
@@ -166,7 +167,7 @@ class Session:
         else:
             limits = Limits(verify_length, engine.n_ctx, vocab_size, rules.ids)
             settings = engine.draft.settings if guard is self._drafter and engine.draft else ()
-            options = SpecOptions(speculative, accept, limits, settings)
+            options = SpecOptions(speculative, accept, limits, settings, engine.round_costs)
             rounds = SpecRounds(self._runner, chooser, guard, options, engine.plain_step)
             own = engine.draft if guard is self._drafter else None
             facts["drafter"] = drafter_facts(guard, own, options, rule, engine)
@@ -216,6 +217,8 @@ class Session:
             return None
         from cudflash.context_check import check_context
 
+        if self._current is not None:
+            self._current.bring_up()
         return check_context(self._engine, self._drafter.drafter.runner, self.tokens)
 
     def cancel(self):

@@ -175,14 +175,15 @@ def test_answer_without_drafting_in_between_is_caught_up():
     text += session.generate(text, speculative="off", **options).result().tokens
     running = session.generate(text, speculative="on", **options)
     events = list(running)
-    assert "draft's context no longer holds" in events[0].reason
+    assert "draft's context no longer holds" in events[1].reason
     cold = one.generate(text, speculative="on", **options)
     assert running.result().speculation["trace"] == cold.speculation["trace"]
 
 
-def test_fifty_requests_in_one_session_equal_cold_ones():
+def test_fifty_requests_in_one_session_equal_cold_ones(monkeypatch):
     """Catches a draft position that is not reset, shorter prompts after longer ones."""
     one = draft_engine("v1-muse-swa")
+    monkeypatch.setattr(one, "round_costs", None)  # equal traces: no decision by measured times
     session = one.session()
     rng = np.random.default_rng(3)
     for i in range(50):

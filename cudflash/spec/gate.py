@@ -111,6 +111,10 @@ class AcceptanceGate:
             )  # fmt: skip
         return self.state == OPEN
 
+    def begin_sample(self):
+        """Begin a new sample: proposals of another verify length say nothing about the present."""
+        self._floor = len(self.history)
+
     def record(self, round_index, drafted, accepted, committed):
         """Take note of a finished round; may close the gate.
 
