@@ -6,8 +6,8 @@ lowest and highest of the repeats, not an estimate of either.
 
 import hashlib
 
-from cudflash.bench import machine as facts
 from cudflash.bench.machine import ForeignLoad, busy_ticks, process_ticks
+from cudflash.bench.machine import facts as machine
 from cudflash.bench.report import table
 from cudflash.bench.statistics import Spread
 
@@ -21,14 +21,3 @@ def sha256(path):
         while part := file.read(1 << 20):
             digest.update(part)
     return digest.hexdigest()
-
-
-def machine():
-    """Return the facts that make a measurement comparable with another."""
-    versions = facts.versions()
-    del versions["cudflash"]
-    about = facts.machine()
-    return {
-        "commit": versions.pop("commit") or "unknown", "cpu": about["cpu"], "cpus": about["cpus"],
-        **versions,
-    }  # fmt: skip

@@ -163,6 +163,11 @@ def peer(record):
         ])  # fmt: skip
     header = ["measure", "model", "cudflash, tok/s", "llama.cpp, tok/s", "ratio"]
     absent = "".join(f"\n\nAbsent: {reason}." for reason in record["absent"])
+    if others := Spread.of(record["others_shares"]):
+        absent += (
+            f"\n\nDuring cudflash's turns everything else used {100 * others.median:.1f} % of the "
+            f"machine (median), {100 * others.high:.1f} % at most."
+        )
     return f"{_facts(record)}\n\n{report.table(header, lines)}{absent}"
 
 

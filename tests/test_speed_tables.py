@@ -37,10 +37,12 @@ def test_peer_table_tells_who_is_absent(tmp_path):
              "python": "3"}  # fmt: skip
     rows = [{"name": "plain", "model": "m.gguf", "ours": [10.0, 12.0, 11.0], "peer": []},
             {"name": "drafted", "model": "m.gguf", "ours": [30.0], "peer": [20.0]}]  # fmt: skip
-    record = {**facts, "rows": rows, "absent": ["llama-speculative-simple was not given"]}
+    record = {**facts, "rows": rows, "absent": ["llama-speculative-simple was not given"],
+              "others_shares": [0.5, 0.1]}  # fmt: skip
     text = VIEWS["peer"](record)
     assert "| plain | m.gguf | 11.0 (10.0–12.0) | absent | – |" in text
     assert "1.50 (1.50–1.50)" in text and "Absent: llama-speculative-simple was not given." in text
+    assert "used 30.0 % of the machine (median), 50.0 % at most" in text
 
 
 @pytest.mark.parametrize(

@@ -95,3 +95,12 @@ def versions():
         "cudflash": cudflash.__version__, "commit": commit(), "numpy": numpy.__version__,
         "numba": numba.__version__, "python": platform.python_version(),
     }  # fmt: skip
+
+
+def facts():
+    """Machine and versions in one flat object, as the records of the scripts have them."""
+    found, about = versions(), machine()
+    return {
+        "commit": found["commit"] or "unknown", "cpu": about["cpu"], "cpus": about["cpus"],
+        "python": found["python"], "numpy": found["numpy"], "numba": found["numba"],
+    }  # fmt: skip
