@@ -141,7 +141,8 @@ class Recorder:
         if write is None:
             return
         self._write = write
-        self._line(json.dumps({"event": CLOSED, "t": round(self._clock() - self._began, 6)}))
+        end = {"event": CLOSED, "t": round(self._clock() - self._began, 6)}
+        self._line(json.dumps(end, separators=(",", ":")))
         self._write = None
         if self._close is not None:
             try:

@@ -113,7 +113,7 @@ class Shown:
                 self.events += 1
                 self.monitor.see(entry.event, entry.t)
         if self.monitor.drawn:
-            self._leave_last_screen()
+            self._output.say(self.monitor.last_screen().rstrip("\n"))
 
     def _pace(self, t):
         """Wait until a recorded time has come."""
@@ -146,18 +146,6 @@ class Shown:
         self._troubles.append(sentence)
         if self.monitor.live:
             self.monitor.tell(sentence)
-
-    def _leave_last_screen(self):
-        """What the screen showed last, in the scrollback."""
-        from rich.segment import Segments
-
-        from cudflash.tui.screen import as_lines
-
-        console = self.monitor.console
-        width, height = console.size
-        rows = self.monitor.compose(width, min(height, 48) - 1)
-        self._output.end_line()
-        console.print(Segments(as_lines(rows)), end="", crop=False)
 
     def report(self, name):
         """Tell what could not be read."""

@@ -14,7 +14,7 @@ import threading
 import time
 
 from cudflash.events import RoundFinished, TokenEvent
-from cudflash.tui.screen import Screen
+from cudflash.tui.screen import Screen, as_lines
 from cudflash.tui.state import MonitorState
 from cudflash.tui.style import ASCII, UNICODE
 
@@ -87,7 +87,7 @@ class Monitor:
         self.state = MonitorState() if state is None else state
         utf8 = (console.encoding or "").lower().replace("-", "").startswith("utf8")
         self._screen = Screen(UNICODE if utf8 else ASCII)
-        self._before, self._size = [], None
+        self._before, self._size, self._pen = [], None, None
         self._up = False
         self._handlers = {}
         self._began = self._soonest = self.spent = 0.0
@@ -149,6 +149,11 @@ class Monitor:
         """Return the rows of the screen at another size."""
         return self._screen.rows(self.state, width, height)
 
+    def last_screen(self):
+        """Return the screen as lines of text, for the scrollback."""
+        width, height = self.console.size
+        return self._rendered(as_lines(self.compose(width, max(1, min(height, 48) - 1))))
+
     def flash(self, sentence):
         """Show what goes on until the next event; nothing where no screen is drawn."""
         self.state.transient = sentence
@@ -193,7 +198,6 @@ class Monitor:
         rest of its part.
         """
         from rich.control import Control
-        from rich.segment import Segments
 
         segments = []
         for y, row in enumerate(rows):
@@ -201,11 +205,26 @@ class Monitor:
             for i, part in enumerate(row):
                 if old is None or i >= len(old) or old[i] != part:
                     segments += [Control.move_to(part[0], y).segment, *part[2]]
-        if not segments:
-            return ""
-        with self.console.capture() as captured:
-            self.console.print(Segments(segments), end="", crop=False)
-        return captured.get()
+        return self._rendered(segments) if segments else ""
+
+    def _rendered(self, segments):
+        """Segments as text with the escape sequences of the console.
+
+        By a console that writes nowhere: the one of the terminal ends the program when that is gone.
+        """
+        from rich.console import Console
+        from rich.segment import Segments
+
+        if self._pen is None:
+            self._pen = Console(
+                file=io.StringIO(), force_terminal=True, color_system=self.console.color_system,
+                no_color=self.console.no_color, legacy_windows=False, width=1000, _environ={},
+            )  # fmt: skip
+        out = self._pen.file
+        out.seek(0)
+        out.truncate()
+        self._pen.print(Segments(segments), end="", crop=False)
+        return out.getvalue()
 
     def _write(self, text):
         file = self.console.file
@@ -287,7 +306,7 @@ class Monitor:
             self._say(text)
 
     def _print(self, text):
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._write(text + "\n")
 
 
 def summary(state):

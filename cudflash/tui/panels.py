@@ -6,7 +6,7 @@ lines as it is given; unknown facts are said to be unknown, never guessed.
 
 from cudflash.spec.gate import CLOSED, DISABLED, OPEN
 from cudflash.tui.style import bar, human_bytes, length, line, percent, stacked
-from cudflash.tui.text import safe, wrapped
+from cudflash.tui.text import flat, wrapped
 
 KINDS = ("accepted", "bonus", "corrected", "plain")
 LEGEND = {
@@ -28,12 +28,12 @@ def model_line(state):
     if not facts:
         return line(("cudflash", "title"), ("  waiting for an answer", "dim"))
     target, device = facts.get("target") or {}, facts.get("device") or {}
-    name = safe(known(target.get("file")))
+    name = flat(known(target.get("file")))
     drafter = state.drafter
     draft = ""
     if drafter is not None:
-        draft = f" + {safe(known(drafter['file'] or drafter['kind']))}"
-    where = safe(known(device.get("kind")))
+        draft = f" + {flat(known(drafter['file'] or drafter['kind']))}"
+    where = flat(known(device.get("kind")))
     if facts.get("threads"):
         where += f", {facts['threads']} thread{'' if facts['threads'] == 1 else 's'}"
     answer = f"  answer {state.answers}" if state.answers > 1 else ""
@@ -47,23 +47,25 @@ def settings_parts(state):
     """
     facts, drafter = state.facts, state.drafter
     parts = []
-    if drafter is not None:
+    if drafter is None:
+        parts.append(("plain:", flat(facts.get("reason") or "?")))
+    else:
         taps = drafter["taps"]
         block = f", block {drafter['block_size']}" if drafter["block_size"] else ""
         rule = known(drafter["rule"])
         if drafter["accept"] not in (None, drafter["rule"]):
             rule += f" ({drafter['accept']} asked for)"
         parts += [
-            ("draft", safe(known(drafter["kind"]))),
+            ("draft", flat(known(drafter["kind"]))),
             ("taps", "?" if taps is None else " ".join(map(str, taps)) or "none"),
             ("verify", known(drafter["verify_length"]) + block),
-            ("accept", safe(rule)),
+            ("accept", flat(rule)),
         ]
     parts += [
         ("n_ctx", known(facts.get("n_ctx"))),
-        ("KV", safe(known(facts.get("kv_type")))),
-        ("activations", safe(known(facts.get("activations")))),
-        ("device", safe(known((facts.get("device") or {}).get("name")))),
+        ("KV", flat(known(facts.get("kv_type")))),
+        ("activations", flat(known(facts.get("activations")))),
+        ("device", flat(known((facts.get("device") or {}).get("name")))),
     ]
     return parts if facts else []
 
@@ -72,6 +74,7 @@ def settings_line(state, width):
     """The settings in one line, as many as it has room for."""
     parts, used = [], 0
     for name, value in settings_parts(state)[:-1]:
+        value = value[: width // 2]  # a long one must not hide all others
         label = "" if name in ("draft", "activations") else f"{name} "  # they name themselves
         used += len(label) + len(value) + (2 if parts else 0)
         if used > width:
@@ -145,7 +148,7 @@ def _summary(stats, width):
 def _why_no_draft(state):
     if not state.facts:
         return ""
-    return f"no draft: {safe(state.facts.get('reason') or 'unknown')}"
+    return f"no draft: {flat(state.facts.get('reason') or 'unknown')}"
 
 
 # -- the gate ---------------------------------------------------------------------------------------
@@ -263,7 +266,7 @@ def _countdown(state, glyphs, width):
     pause = state.pause
     if pause is None:
         n = sum(1 for share in state.recent if share is not None)
-        return line((f"last {n} rounds with drafts", "dim") if n else "")
+        return line((f"last {n} round{'' if n == 1 else 's'} with drafts", "dim") if n else "")
     left, whole = pause
     text = f"tries again in {left} of {whole} tokens "
     return [*line(text), *bar(glyphs, max(1, min(20, width - len(text))), 1 - left / whole, "good")]
@@ -299,7 +302,7 @@ def _geometry_words(geometry, sink, window):
     full = geometry["full_layers"]
     parts = [("  sink ", "dim"), str(sink), ("  window ", "dim"), str(window)]
     if geometry["window_source"] not in (None, "file"):
-        parts.append((f" ({safe(geometry['window_source'])})", "bad"))
+        parts.append((f" ({flat(geometry['window_source'])})", "bad"))
     return parts + ([("  full layers ", "dim"), str(full)] if full else [])
 
 

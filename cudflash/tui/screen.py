@@ -52,7 +52,7 @@ class Screen:
 
     def _narrow(self, state, width, height):
         """Everything below the text; parts are dropped from the least important on."""
-        drafted = state.drafter is not None
+        drafted = state.drafter is not None and width >= 44
         n_positions = max(len(state.stats.proposed_at), (state.drafter or {}).get(
             "verify_length") or 0) if drafted else 0  # fmt: skip
         numbers = (9 if n_positions > 7 else 8) if drafted else 0
@@ -160,7 +160,7 @@ class Screen:
             text = wrapped(notice, SIDE - 2, 3)
             if len(lines) + len(text) > n_lines:
                 break
-            lines = [line(("! " if i == 0 else "  ", "bad"), t) for i, t in enumerate(text)] + lines
+            lines = [line(("> " if i == 0 else "  ", "dim"), t) for i, t in enumerate(text)] + lines
         return lines
 
     def _text(self, state, width, n_lines):
@@ -184,4 +184,4 @@ class Screen:
         if not state.notices and not state.transient:
             return line("")
         lines = wrapped(state.transient or state.notices[-1], width - 2, 1)
-        return line(("! ", "bad"), lines[0] if lines else "")
+        return line(("> ", "dim"), lines[0] if lines else "")

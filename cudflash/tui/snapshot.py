@@ -27,15 +27,17 @@ def render(state, width, height, *, no_color=False, glyphs=None):
         ``export_text``, ``export_svg`` and so on.
     """
     from rich.console import Console
-    from rich.segment import Segments
+    from rich.segment import Segment, Segments
 
     screen = Screen() if glyphs is None else Screen(glyphs)
     console = Console(
         file=io.StringIO(), width=width, height=height, record=True, force_terminal=True,
         color_system="truecolor", no_color=no_color, legacy_windows=False, _environ={},
     )  # fmt: skip
-    rows = screen.rows(state, width, height)
-    console.print(Segments(as_lines(rows)), end="", crop=False)
+    segments = as_lines(screen.rows(state, width, height))
+    if no_color:  # Rich drops colours when it writes, not when it records
+        segments = list(Segment.remove_color(segments))
+    console.print(Segments(segments), end="", crop=False)
     return console
 
 

@@ -139,7 +139,8 @@ class MonitorState:
             self.first_at = at if self.first_at is None else self.first_at
             self.last_at = at
         self.pending.append(Span(event.text, PENDING, event.token))
-        if self.drafter is None and self.facts:
+        plain = self.drafter is None and self.facts
+        if plain or event.index == 0:  # the first one was chosen by the prompt's pass
             self._settle([PLAIN] * len(self.pending))
 
     def _round(self, event, at):
@@ -149,7 +150,7 @@ class MonitorState:
         kinds = [ACCEPTED] * kept
         if record.emitted > kept:  # the target's own token comes last, a stop has cut the rest
             kinds.append(record.end if record.end != STOPPED else ACCEPTED)
-        # what was pending before the round's own tokens was chosen by the prompt's pass
+        # more than the round's own tokens: a damaged recording lacks the round before
         lead = max(0, len(self.pending) - len(kinds))
         self._settle([PLAIN] * lead + kinds[len(kinds) - (len(self.pending) - lead) :])
         if record.drafted:
@@ -186,7 +187,8 @@ class MonitorState:
         by = event.result.stopped_by
         by = "" if by is None else f" at {by!r}"
         self.notices.append(
-            f"complete: {self.n_tokens} tokens, ended by {event.result.finish_reason}{by}"
+            f"complete: {self.n_tokens} token{'' if self.n_tokens == 1 else 's'}, "
+            f"ended by {event.result.finish_reason}{by}"
         )
         speculative = event.result.stats.get("speculative")
         if isinstance(speculative, dict):

@@ -29,6 +29,11 @@ def safe(text):
     return _UNSAFE.sub(_picture, text.replace("\r\n", "\n"))
 
 
+def flat(text):
+    """``safe`` text on one line."""
+    return " ".join(safe(text).split())
+
+
 def _picture(match):
     code = ord(match[0])
     if code < 0x20:
