@@ -33,6 +33,7 @@ def rows(record):
 
 
 def _row(record, group, cell):
+    """One row; with several groups a plain lane tells beside which draft it was measured."""
     accept, phases = cell["acceptance"] or {}, cell["phases"]
     low, high = cell["speedup_interval"] or (None, None)
     per_round = phases["per_round_ms"] if phases else {}
@@ -50,6 +51,8 @@ def _row(record, group, cell):
         "tokens per pass": accept.get("tokens_per_pass"), "acceptance rate": accept.get("rate"),
         "ended by stop": cell["ended_by_stop"],
     }  # fmt: skip
+    if cell["lane"] == PLAIN and len(record["groups"]) > 1:
+        values["lane"] = f"{PLAIN} beside {cell['group']}"
     values |= {f"{name} ms": per_round.get(name) for name in ("draft", "verify", "decide")}
     values |= {f"{n} share": share.get(n) for n in ("draft", "verify", "decide", "plain", "rest")}
     return {name: values[name] if name in values else cell[name] for name in COLUMNS}
@@ -119,12 +122,12 @@ def head(record):
         lines.append(f"**This record is {record['status']}: it holds what was measured until then.**")
     lines.append(
         f"cudflash {build} on {machine['cpu']}, {machine['cpus']} CPUs; {record['created']}; answers "
-        f"of {settings['n_tokens']} tokens at most, {settings['repetitions']} repetitions in turns"
+        f"of {settings['n_tokens']} tokens at most, each made {settings['repetitions']} times in turns"
     )
     for group in record["groups"]:
         line = (
             f"- {group['target']['path']} (sha256 {group['target']['sha256'][:12]}), "
-            f"{group['threads']} threads, context {group['n_ctx']}, KV {group['kv_type']}, "
+            f"threads: {group['threads']}, context {group['n_ctx']}, KV {group['kv_type']}, "
             f"activations {group['activations']}"
         )
         draft = group["draft"]

@@ -194,17 +194,31 @@ def cells(runs):
     Returns
     -------
     list of dict
-        In the order in which the runs were made, the plain lane first.
+        By stop mode, depth, set and group in the order in which they were measured; the plain lane
+        first, then by name and verify length.
     """
     groups = defaultdict(list)
     for run in runs:
         groups[run["stop"], run["depth"], run["set"], run["group"], run["lane"]].append(run)
+    seen = [list(dict.fromkeys(key[part] for key in groups)) for part in range(4)]
+
+    def order(key):
+        return [*(seen[part].index(key[part]) for part in range(4)), _lane_order(key[4])]
+
     found = []
-    for (stop, depth, name, group, lane), own in groups.items():
+    for stop, depth, name, group, lane in sorted(groups, key=order):
+        own = groups[stop, depth, name, group, lane]
         plain = groups.get((stop, depth, name, group, PLAIN), [])
         where = {"stop": stop, "depth": depth, "set": name, "group": group, "lane": lane}
         found.append(where | _cell(own, plain if lane != PLAIN else []))
     return found
+
+
+def _lane_order(name):
+    """Plain first, then by drafter, verify length as a number, and rule."""
+    drafter, _, rest = name.partition(" ")
+    length, _, rule = rest.removeprefix("k").partition(" ")
+    return name != PLAIN, drafter, int(length) if length.isdecimal() else 0, rule
 
 
 def _cell(own, plain):

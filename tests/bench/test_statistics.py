@@ -176,6 +176,13 @@ def test_kinds_and_stop_modes_are_kept_apart():
     runs = [run(), run(stop="forced"), run(set="periodic", kind="synthetic"), run(depth=512)]
     found = cells(record(runs)["runs"])
     assert [(c["set"], c["stop"], c["depth"], c["kind"]) for c in found] == [
-        ("prose", "natural", 0, "natural"), ("prose", "forced", 0, "natural"),
-        ("periodic", "natural", 0, "synthetic"), ("prose", "natural", 512, "natural"),
+        ("prose", "natural", 0, "natural"), ("periodic", "natural", 0, "synthetic"),
+        ("prose", "natural", 512, "natural"), ("prose", "forced", 0, "natural"),
     ]  # fmt: skip
+
+
+def test_order_of_cells_is_that_of_numbers():
+    """k15 between k1 and k3; a plain lane at the end because an odd prompt came first."""
+    lanes = ("dflash2 k15", "dflash2 k3", "plain", "dflash k7")
+    made = [run(lane, blocks=None if lane == "plain" else [1]) for lane in lanes]
+    assert [c["lane"] for c in cells(made)] == ["plain", "dflash k7", "dflash2 k3", "dflash2 k15"]
