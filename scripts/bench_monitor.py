@@ -4,9 +4,9 @@
 
 The screen is drawn on a real pseudo-terminal whose other side reads and forgets. Answers are plain
 (one event a token) and scripted (a drafter that knows the plain answer: as many events a second as
-there can be). "Inside" is the share of the decoding time spent in ``Monitor.see`` and in the
-recorder, measured directly, so it hardly depends on what else the machine does; the ratio of speeds
-does. Prints a Markdown table, then one line of JSON.
+there can be). "Inside" is the share of the deciding thread's processor time that is spent in
+``Monitor.see`` or in the recorder: other work on the machine hardly moves it, while the ratio of
+speeds needs a quiet one. Prints a Markdown table, then one line of JSON.
 """
 
 import argparse
@@ -54,7 +54,7 @@ class Terminal:
 
 
 def viewer(view, folder):
-    """(what sees events, what ends it, seconds inside so far)."""
+    """(what sees events, what ends it, processor seconds inside so far)."""
     inside = [0.0]
     if view is None:
         return (lambda event: None), (lambda: None), inside
@@ -69,15 +69,15 @@ def viewer(view, folder):
             monitor.__exit__(None, None, None)
 
     def timed(event):
-        started = time.perf_counter()
+        started = time.thread_time()
         see(event)
-        inside[0] += time.perf_counter() - started
+        inside[0] += time.thread_time() - started
 
     return timed, end, inside
 
 
 def measure(engine, options, view, n_tokens, folder):
-    """(tokens per second, share of the time inside the view) from the first token to the last."""
+    """(tokens per second, share inside the view) from the first token to the last."""
     see, end, inside = viewer(view, folder)
     started = None
     answer = engine.session().generate(PROMPT, max_tokens=n_tokens, sampling=GREEDY,
@@ -87,9 +87,9 @@ def measure(engine, options, view, n_tokens, folder):
         if isinstance(event, TokenEvent):
             ended = time.perf_counter()
             if started is None:
-                started, inside[0] = ended, 0.0
+                started, began, inside[0] = ended, time.thread_time(), 0.0
     wall = ended - started
-    share = inside[0] / wall
+    share = inside[0] / (time.thread_time() - began)
     end()
     return (n_tokens - 1) / wall, share
 
