@@ -43,8 +43,8 @@ context. The drafts were trained mostly without pinned first rows, so run them w
 ## Data and licence
 
 * `library/*.rst` of the Python 3.11 documentation (Debian package python3.11-doc), {docs_mb} MB, and
-  the standard library of Python 3.11 without tests, character tables and idlelib, {code_mb} MB: both under
-  the PSF License Version 2, whose text, copyright line and summary of changes are in
+  the standard library of Python 3.11 without tests, character tables and idlelib, {code_mb} MB: both
+  under the PSF License Version 2, whose text, copyright line and summary of changes are in
   [NOTICE-PSF.txt](NOTICE-PSF.txt).
 * Tables made up by the trainer, in a quarter of the training windows: most cells repeat the cell
   exactly {distance} tokens back, so that rows between half the drafts' window and the window matter.
