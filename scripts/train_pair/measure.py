@@ -98,7 +98,8 @@ def acceptance(args):
     """Acceptance length by draft, temperature, verify length and kind."""
     prompts = json.loads(args.prompts.read_text())["prompts"]
     table, loops = {}, {}
-    for kind, lengths in LENGTHS.items():
+    for kind in args.drafts:
+        lengths = LENGTHS[kind]
         engine = load(args.pair, kind, **args.settings)
         for temperature in TEMPERATURES:
             for length in lengths:
@@ -220,9 +221,10 @@ def main():
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--windows", type=int, default=16)
     parser.add_argument("--count", type=int, default=6, help="prompts of the speed measurement")
-    parser.add_argument("--sink", type=int, help="pinned rows instead of the engine's default")
+    parser.add_argument("--sink", type=int, default=0, help="pinned rows of the drafts' context")
+    parser.add_argument("--drafts", nargs="*", default=list(LENGTHS), choices=list(LENGTHS))
     args = parser.parse_args()
-    args.settings = {} if args.sink is None else {"draft_sink": args.sink}
+    args.settings = {"draft_sink": args.sink}
     result = MEASUREMENTS[args.what](args)
     text = json.dumps(result, indent=1)
     if args.what != "acceptance":
