@@ -7,8 +7,6 @@ is None.
 
 import os
 
-from cudflash.spec.gate import constants
-
 
 def answer_facts(engine, prompt_tokens, max_tokens):
     """Return what runs, without a drafter.
@@ -64,6 +62,8 @@ def drafter_facts(guard, draft, options, rule, engine):
     -------
     dict
     """
+    from cudflash.spec.gate import constants
+
     return {
         "kind": guard.name,
         "mode": options.mode,

@@ -8,6 +8,7 @@ belongs to a session.
 import threading
 import weakref
 from collections.abc import Iterable
+from functools import cached_property
 
 import numpy as np
 
@@ -26,8 +27,6 @@ from cudflash.prompts import check_ids
 from cudflash.result import RECEIPT_SCHEMA
 from cudflash.rounds import StepMeter
 from cudflash.session import Session
-from cudflash.spec.drafters import check_drafter
-from cudflash.spec.economy import RoundCosts
 from cudflash.spec.verify_length import default_verify_length
 
 
@@ -103,6 +102,8 @@ def load(
     if draft is not None and drafter is not None:
         raise UsageError("draft and drafter were both given; pass one of them")
     if drafter is not None and not callable(drafter):
+        from cudflash.spec.drafters import check_drafter
+
         check_drafter(drafter)
     activations = defaults.ACTIVATIONS if activations is None else activations
     one_of("activations", activations, defaults.ACTIVATION_TYPES)
@@ -180,13 +181,19 @@ class Engine:
         self._name = pair.gguf.path
         self._sessions = weakref.WeakSet()
         self.plain_step = StepMeter()  # what speculation is compared with
-        self.round_costs = RoundCosts()  # by which "auto" decides; None leaves it to the gate
         # held for a pass and for reading what it left in scratch; reentrant, because an interrupt
         # may leave it held by the thread that will ask for it again
         self.lock = threading.RLock()
         self.notes = _notes(pair, n_ctx)
         self._tokenizer = None
         self._template = None
+
+    @cached_property
+    def round_costs(self):
+        """Costs of rounds, by which "auto" decides; None leaves it to the gate."""
+        from cudflash.spec.economy import RoundCosts
+
+        return RoundCosts()
 
     @property
     def tokenizer(self):

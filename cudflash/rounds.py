@@ -22,7 +22,6 @@ exactly the tokens before it.
 import time
 from collections import deque
 from dataclasses import dataclass
-from statistics import median
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,11 @@ class StepMeter:
     @property
     def ms(self):
         """Median, None before the first step."""
-        return median(self._ms) if self._ms else None
+        if not self._ms:
+            return None
+        ordered = sorted(self._ms)  # the module statistics takes 1 % of a warm start
+        middle = len(ordered) // 2
+        return (ordered[middle] + ordered[-1 - middle]) / 2
 
 
 class PlainRounds(Rounds):

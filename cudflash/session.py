@@ -15,10 +15,7 @@ from cudflash.model.runner import Runner
 from cudflash.prompts import prompt_ids
 from cudflash.rounds import PlainRounds
 from cudflash.spec.acceptance import rule_in_effect
-from cudflash.spec.gate import OFF
-from cudflash.spec.guard import GuardedDrafter
-from cudflash.spec.round import Limits, check_speculative
-from cudflash.spec_rounds import SpecOptions, SpecRounds
+from cudflash.spec.modes import OFF, check_speculative
 from cudflash.stop import StopRules, stop_rules
 
 
@@ -53,6 +50,8 @@ class Session:
 
     def _guard(self, drafter):
         """A drafter made safe to use; its taps must be layers of the model."""
+        from cudflash.spec.guard import GuardedDrafter
+
         guard = GuardedDrafter(drafter, self._engine.config.vocab_size)
         n_layers = self._engine.config.n_layers
         for layer in guard.taps:
@@ -165,6 +164,10 @@ class Session:
             rounds = PlainRounds(self._runner, chooser, engine.plain_step, speculative, reason)
             facts["reason"] = reason
         else:
+            # here: an answer without a drafter starts without these modules
+            from cudflash.spec.round import Limits
+            from cudflash.spec_rounds import SpecOptions, SpecRounds
+
             limits = Limits(verify_length, engine.n_ctx, vocab_size, rules.ids)
             settings = engine.draft.settings if guard is self._drafter and engine.draft else ()
             options = SpecOptions(speculative, accept, limits, settings, engine.round_costs)

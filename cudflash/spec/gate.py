@@ -14,6 +14,7 @@ once all 8 rounds are there: 8 rounds of verify length 3 never reach 32. Below a
 from dataclasses import asdict, dataclass
 
 from cudflash.errors import UsageError
+from cudflash.spec.modes import AUTO, MODES, OFF
 
 WINDOW_ROUNDS = 8
 WARMUP_ROUNDS = 2
@@ -22,8 +23,6 @@ FLOOR = 0.25
 FIRST_PAUSE = 64  # committed tokens
 LONGEST_PAUSE = 512
 
-AUTO, ON, OFF = "auto", "on", "off"
-MODES = (AUTO, ON, OFF)
 
 OPEN, CLOSED, DISABLED = "open", "closed", "disabled"  # states, besides OFF
 

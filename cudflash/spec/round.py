@@ -24,19 +24,13 @@ an error is one only if plain decoding has it too.
 import time
 from dataclasses import dataclass
 
-from cudflash.errors import UsageError
 from cudflash.spec.acceptance import PLAIN, RATIO, STOPPED, decide, rule_in_effect
 from cudflash.spec.drafters import DraftContext
 from cudflash.spec.economy import ECONOMY
-from cudflash.spec.gate import MODES, OPEN
+from cudflash.spec.gate import OPEN
 from cudflash.spec.proposals import NOTHING, DraftSampler, Proposal
 from cudflash.spec.stats import RoundRecord, SpecStats
-from cudflash.spec.verify_length import (
-    check_verify_length,
-    cut_after_stop,
-    default_verify_length,
-    draft_budget,
-)
+from cudflash.spec.verify_length import check_verify_length, cut_after_stop, draft_budget
 
 _IDLE, _PLANNED, _DECIDED = "idle", "planned", "decided"
 
@@ -386,29 +380,3 @@ class RoundState:
     def _expect(self, phase):
         if self._phase != phase:
             raise RuntimeError(f"the round is {self._phase}, expected {phase}")
-
-
-def check_speculative(mode, verify_length, drafter):
-    """Return the verify length to use, for a request.
-
-    Parameters
-    ----------
-    mode : {"auto", "on", "off"}
-    verify_length : int or None
-    drafter : Drafter or GuardedDrafter or None
-
-    Raises
-    ------
-    UsageError
-        If something was asked for that needs a drafter, and there is none; for an illegal length.
-    """
-    if mode not in MODES:
-        raise UsageError(f"speculative is {mode!r}, expected auto, on or off")
-    if drafter is None:
-        if mode == "on" or verify_length is not None:
-            wanted = "speculative='on'" if mode == "on" else f"verify_length={verify_length}"
-            raise UsageError(f"{wanted} needs a draft, but none is loaded; pass draft= to load()")
-        return None
-    if verify_length is None:
-        return default_verify_length(drafter.block_size)
-    return check_verify_length(verify_length, drafter.block_size)

@@ -24,7 +24,8 @@ from cudflash.sampling import SamplingConfig
 from cudflash.spec.acceptance import BONUS, CORRECTED, PLAIN, STOPPED, LogitRows
 from cudflash.spec.gate import AcceptanceGate
 from cudflash.spec.guard import GuardedDrafter
-from cudflash.spec.round import Limits, RoundState, check_speculative
+from cudflash.spec.modes import check_speculative
+from cudflash.spec.round import Limits, RoundState
 from cudflash.spec.stats import require_draft
 from cudflash.spec.transaction import Transaction
 from tests.spec.fakes import (

@@ -14,6 +14,7 @@ import hashlib
 import os
 import stat
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -128,8 +129,6 @@ def _find_cache_dir():
 
 def _temporary_cache():
     """Folder for a user without a home, or with one that cannot be written."""
-    import tempfile  # here: it takes 2 % of a warm start
-
     user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
     return Path(tempfile.gettempdir()) / f"cudflash-cache-{user}"
 
@@ -210,8 +209,6 @@ def _write_cached(name, code):
     path = _cache_file(name)
     if path is None:
         return
-    import tempfile
-
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
