@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from cudflash import defaults
 from cudflash.checks import one_of, whole
 from cudflash.model.buffers import QUANTIZED_LAYOUTS, scratch_widths
-from cudflash.model.cache import KV_ITEM_BYTES, check_kv_type, layer_capacity
+from cudflash.model.cache import BLOCK_ROWS, KV_ITEM_BYTES, check_kv_type, layer_capacity
 from cudflash.model.rope import table_bytes
 from cudflash.model.weights import weight_refs, weight_vectors
 
@@ -48,6 +48,7 @@ class Plan:
     kv_layers: tuple[int, ...]  # bytes per layer
     contexts: tuple[ContextRow, ...]
     taps: int = 0  # captured layers of a block, for the draft
+    state: int = 0  # of recurrent layers, checkpoints included; does not grow with the context
     draft: dict = field(default_factory=dict)  # bytes of the draft by the same kinds; {} without
 
     @property
@@ -55,7 +56,8 @@ class Plan:
         """Bytes of all kinds; ``mapped`` is not allocated and not counted."""
         return (
             self.weights + self.embedding + self.norms + self.rope + self.kv
-            + self.scratch + self.logits + self.io + self.taps + sum(self.draft.values())
+            + self.state + self.scratch + self.logits + self.io + self.taps
+            + sum(self.draft.values())
         )  # fmt: skip
 
     def to_dict(self):
@@ -145,6 +147,7 @@ def plan_pair(
         "logits": logit_rows * config.vocab_size * 4,
         "io": logit_rows * 4 + 4 + 2 * max_rows * 4,
         "taps": 0,
+        "state": _state(config),
     }
     if draft is not None:
         fixed["taps"] = max_rows * len(draft.config.taps) * config.hidden_dim * 4
@@ -177,12 +180,21 @@ def plan_pair(
 
 
 def kv_bytes(config, n_ctx, kv_type, max_rows, chunk):
-    """Bytes of keys and values of every layer."""
+    """Bytes of keys and values of every layer; 0 for one without attention."""
     row = 2 * config.head_dim * KV_ITEM_BYTES[kv_type]
     return tuple(
         layer_capacity(layer.window, n_ctx, max_rows, chunk) * layer.n_kv_heads * row
+        if layer.delta is None else 0
         for layer in config.layers
-    )
+    )  # fmt: skip
+
+
+def _state(config):
+    if not config.recurrent:
+        return 0
+    from cudflash.model.recurrent import state_bytes
+
+    return state_bytes(config, BLOCK_ROWS, defaults.CHECKPOINTS)
 
 
 def _draft(ops, pair, n_ctx, activations):

@@ -27,6 +27,8 @@ class Runner:
         Shared by the sessions of an engine; the caller makes sure that passes do not overlap.
     n_ctx : int
     kv_type : {"f16", "f32"}
+    n_checkpoints : int
+        Of a recurrent state, for rewinding.
 
     Attributes
     ----------
@@ -37,11 +39,11 @@ class Runner:
         What this sequence has allocated.
     """
 
-    def __init__(self, ops, model, work, n_ctx, kv_type):
+    def __init__(self, ops, model, work, n_ctx, kv_type, n_checkpoints=0):
         self._ops, self._model, self._work = ops, model, work
         self.allocator = Allocator(ops)
         self.cache = TargetCache(
-            ops, model.config, n_ctx, kv_type, work.max_rows, self.allocator
+            ops, model.config, n_ctx, kv_type, work.max_rows, self.allocator, n_checkpoints
         )
         # ids and positions together, filled on the host and copied at once
         self._inputs = self.allocator.empty("io", (2, work.max_rows), np.int32)
@@ -127,6 +129,10 @@ class Runner:
         kept = self.cache.truncate(length)
         del self.tokens[kept:]
         return kept
+
+    def checkpoint(self):
+        """Make a rewind to the committed length possible, where that needs a state put aside."""
+        self.cache.checkpoint()
 
     def head(self, start, stop):
         """Logits of rows [start, stop) of the last pass, which was run with ALL."""
