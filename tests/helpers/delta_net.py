@@ -123,35 +123,40 @@ class State:
         self.tape_k = ops.zeros((2, block_rows, shape.n_k, shape.d_k), F32)
         self.tape_d = ops.zeros((block_rows, shape.n_v, shape.d_v), F32)
         self.tape_decay = ops.zeros((2, block_rows, shape.n_v), F32)
-        for array in (self.tape_u, self.tape_k, self.tape_d, self.tape_decay,
-                      self.history[1:], self.states[1:]):
+        for array in (self.tape_u, self.tape_k, self.tape_d, self.tape_decay, self.history,
+                      self.states):
             fill(array)
         self.plan = ops.zeros((8,), np.int32)
         self.control = ops.zeros((8 + n_slots,), np.int32)
-        self.control[9:] = -1
+        self.control[8:] = -1
         self.at = ops.zeros((1,), np.int32)
 
-    def run(self, position, rows, scale=0.25, source=-1, target=-1):
+    def run(self, position, rows, scale=0.25):
         """One pass over ``rows`` (a Rows on the backend): (conv output, delta output)."""
         n = len(rows)
         self.at[0] = position
         c = ops.empty((n, self.shape.width), F32)
         o = ops.empty((n, self.shape.n_v, self.shape.d_v), F32)
         c.fill(np.nan), o.fill(np.nan)
-        ops.recurrent_open(
-            self.plan, self.control, self.at, n, self.block_rows, source, target
-        )
+        ops.recurrent_open(self.plan, self.control, self.at, n, self.block_rows)
         ops.short_conv(c, rows.u, self.weight, self.history, self.tape_u, self.plan)
         ops.delta_rule(o, rows.q, rows.k, rows.v, rows.decay, rows.beta, scale, self.states,
                        self.tape_k, self.tape_d, self.tape_decay, self.plan)
         return c, o
 
-    def at_position(self, position, rows):
+    def copy(self, position, target, source=-1):
+        """Put the state at a position into a slot."""
+        self.at[0] = position
+        ops.recurrent_open(self.plan, self.control, self.at, 0, self.block_rows, source, target)
+        ops.recurrent_copy(self.history, self.tape_u, self.states, self.tape_k, self.tape_d,
+                           self.tape_decay, self.plan)
+
+    def at_position(self, position):
         """(history, state) at a position, copied into the slot that is not in use."""
         spare = int(1 - self.control[0])
         if self.control[8 + self.control[0]] > position:
             spare = 1 - spare  # the newest slot is ahead and is not the source
-        self.run(position, rows[:0], target=spare)
+        self.copy(position, spare)
         assert self.plan[0] == 1, f"no state at {position}"
         s = self.states[spare].transpose(0, 2, 1, 3)  # (Hv, Dk, tiles, 16)
         return self.history[spare].copy(), s.reshape(s.shape[0], s.shape[1], -1).copy()

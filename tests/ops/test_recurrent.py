@@ -138,7 +138,7 @@ def test_a_recorded_pass_reads_its_position_from_the_buffer():
         ops.short_conv(c, block.u, state.weight, state.history, state.tape_u, state.plan)
         ops.delta_rule(o, block.q, block.k, block.v, block.decay, block.beta, SCALE, state.states,
                        state.tape_k, state.tape_d, state.tape_decay, state.plan)
-    for position in (0, 4, 5, 7, 11, 11, 15):
+    for position in (0, 4, 5, 7, 11, 11, 15, 0, 1):
         ops.copy_in(state.at, np.array([position], np.int32))
         for to, source in zip(vars(block).values(), vars(rows[position:position + 4]).values()):
             ops.copy_in(to, source)
@@ -156,7 +156,7 @@ def test_a_state_that_cannot_be_reached_gives_nan_rows_and_stays():
     buffers = (state.history, state.states, state.tape_u, state.tape_k, state.tape_d,
                state.tape_decay, state.control)
     before = [array.copy() for array in buffers]
-    for position in (-1, 0, 7, 12, 30):
+    for position in (-1, 1, 7, 12, 30):
         for n in (2, 9):
             c, o = state.run(position, rows[:n])
             assert np.isnan(c).all() and np.isnan(o).all()

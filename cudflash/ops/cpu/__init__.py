@@ -21,7 +21,13 @@ from cudflash.ops.cpu.embed import embed_rows, embedding_nbytes, embedding_table
 from cudflash.ops.cpu.formats import packed_nbytes
 from cudflash.ops.cpu.norm import gated_rms_norm, l2_norm, rms_norm
 from cudflash.ops.cpu.packed import matmul, pack, quantize_rows, quantized_rows
-from cudflash.ops.cpu.recurrent import delta_gates, delta_rule, recurrent_open, short_conv
+from cudflash.ops.cpu.recurrent import (
+    delta_gates,
+    delta_rule,
+    recurrent_copy,
+    recurrent_open,
+    short_conv,
+)
 from cudflash.ops.cpu.rotary import rope
 from cudflash.ops.cpu.runtime import (
     capture,
@@ -41,7 +47,7 @@ __all__ = [
     "copy", "copy_in", "delta_gates", "delta_rule", "download", "dynamic_conv", "embed_rows",
     "embedding_nbytes", "embedding_table", "empty", "gated_rms_norm", "geglu", "kv_cache",
     "kv_write", "l2_norm", "matmul", "pack", "packed_nbytes", "quantize_rows", "quantized_rows",
-    "recurrent_open", "rms_norm", "rope", "scale", "selector_lattice", "selector_walk",
-    "set_threads", "short_conv", "sigmoid_gate", "softcap", "swiglu", "threads", "top_k", "upload",
-    "zeros",
+    "recurrent_copy", "recurrent_open", "rms_norm", "rope", "scale", "selector_lattice",
+    "selector_walk", "set_threads", "short_conv", "sigmoid_gate", "softcap", "swiglu", "threads",
+    "top_k", "upload", "zeros",
 ]

@@ -9,6 +9,7 @@ import numpy as np
 
 from cudflash.ops.cpu import simd as S
 from cudflash.ops.cpu.recurrent_kernel import (
+    AT_ZERO,
     KEEP_TAPE,
     N_TAPE,
     READ,
@@ -144,6 +145,7 @@ def build():
         scale = S.splat_f32(f32(S.peek_f64(args + 184)))
         sound = S.peek_i32(plan + 4 * SOUND) != 0
         keep = S.peek_i32(plan + 4 * KEEP_TAPE) != 0
+        at_zero = S.peek_i32(plan + 4 * AT_ZERO) != 0
         n_tape = np.int64(S.peek_i32(plan + 4 * N_TAPE))
         slot_bytes = 4 * n_v * d_v * d_k
         source0 = states + slot_bytes * np.int64(S.peek_i32(plan + 4 * SOURCE))
@@ -162,6 +164,10 @@ def build():
                     S.store_f32(out0 + r * out_stride + column, S.splat_f32(f32(np.nan)))
                 continue
             now, target = source0 + 64 * d_k * unit, target0 + 64 * d_k * unit
+            if at_zero:
+                now = work
+                for i in range(0, 64 * d_k, 64):
+                    S.store_f32(work + i, S.splat_f32(f32(0.0)))
             if n_tape > 0 or n_rows == 0:
                 replay(target, now, d_k, n_tape, tape_k + read * row_k + shift_k, row_k,
                        tape_d + column, row_d, tape_decay + read * row_v + 4 * h, row_v)

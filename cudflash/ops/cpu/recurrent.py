@@ -7,7 +7,8 @@ A state is stored at one position and carried on by a *tape*: what the last smal
 row by row. The position of a pass's first row says how many rows of the tape were kept; the pass
 applies them while it reads the state anyway. So keeping some rows of a block and dropping the
 others writes nothing. Slots 0 and 1 hold the sequence (a large block reads one and writes the
-other, a small block stays in one), the others hold checkpoints.
+other, a small block stays in one), the others hold checkpoints. The state at position 0 is zero
+whatever a slot holds, so nothing is ever cleared.
 """
 
 import numpy as np
@@ -47,22 +48,22 @@ def recurrent_open(plan, control, at, n_rows, block_rows, source=-1, target=-1):
     ----------
     plan : ndarray of shape (8,), int32
         Overwritten: sound, source slot, target slot, tape rows to apply, tape half to read, tape
-        half to write, whether the rows of this pass go to the tape, unused.
+        half to write, whether the rows of this pass go to the tape, whether the source is zero.
     control : ndarray of shape (8 + n,), int32
         Updated: current slot, slot, position and rows of the tape, tape half last written, three
         unused; the position of the state in every slot, -1 for none.
     at : ndarray, int32
         ``at[0]`` is the position of the pass's first row.
     n_rows, block_rows : int
-        Rows of the pass; up to ``block_rows`` they go to the tape. 0 rows: copy the state at
-        ``at[0]`` into slot ``target``.
+        Rows of the pass; up to ``block_rows`` they go to the tape. 0 rows: for
+        :func:`recurrent_copy`, which puts the state at ``at[0]`` into slot ``target``.
     source, target : int
         With 0 rows: the slot to copy from (-1: wherever the state at ``at[0]`` is found; a slot
         given is a checkpoint, and its copy becomes the current state) and the slot to write.
 
     Notes
     -----
-    The source is the current slot if its position is ``at[0]``, or lies before it by no more rows
+    The source is the current slot if ``at[0]`` is 0 or its position, or lies before it by no more rows
     than the tape of that slot holds; else the other one of slots 0 and 1 on the same terms; else
     the plan is not sound, ``control`` stays, and the ops write NaN rows.
     """
@@ -91,7 +92,7 @@ def short_conv(out, x, weight, history, tape, plan):
     Parameters
     ----------
     out, x : ndarray of shape (M, C), float32
-        Different memory. M = 0 only copies the state (see :func:`recurrent_open`).
+        Different memory; M is the number of rows that the plan was made for.
     weight : ndarray of shape (T, C), float32
         Tap 0 belongs to the oldest row.
     history : ndarray of shape (n, T - 1, C), float32
@@ -118,10 +119,12 @@ def short_conv(out, x, weight, history, tape, plan):
                          f"and 2 to {_MAX_TAPS}")
     _check_whole(op, weight=weight, history=history, tape=tape)
     _check_plan(op, plan)
+    if n_rows == 0:
+        return
     rows = min(n_rows, len(tape)) + 2 * n_taps
     submit(_SHORT_CONV,
            [out, stride(out), x, stride(x), weight, history, tape, plan, n_rows, width, n_taps],
-           reads=[extent(x), weight, history, tape, plan], writes=[extent(out), history, tape],
+           reads=[extent(x), weight, plan], writes=[extent(out), history, tape],
            touched=4 * width * (2 * n_rows + rows))
 
 
@@ -166,7 +169,7 @@ def delta_rule(out, q, k, v, decay, beta, scale, states, tape_k, tape_d, tape_de
     Parameters
     ----------
     out, v : ndarray of shape (M, Hv, Dv), float32
-        ``out[r]`` and ``v[r]`` contiguous; Dv is a multiple of 16. M = 0 only copies the state.
+        ``out[r]`` and ``v[r]`` contiguous; Dv is a multiple of 16. M as in the plan.
     q, k : ndarray of shape (M, Hk, Dk), float32
         Already normalised; Dk is a multiple of 8, at most 256.
     decay, beta : ndarray of shape (M, Hv), float32
@@ -210,6 +213,8 @@ def delta_rule(out, q, k, v, decay, beta, scale, states, tape_k, tape_d, tape_de
         raise UsageError(
             f"{op}: {n_k} key heads of {d_k} and {n_v} value heads of {d_v}; expected a multiple "
             f"of 8 up to {_MAX_K_DIM}, a multiple of 16, and key heads that divide value heads")
+    if n_rows == 0:
+        return
     submit(_DELTA_RULE,
            [out, stride(out), q, stride(q), k, stride(k), v, stride(v), decay, stride(decay),
             beta, stride(beta), states, tape_k, tape_d, tape_decay, plan, n_rows, n_k, n_v, d_k,
@@ -217,6 +222,38 @@ def delta_rule(out, q, k, v, decay, beta, scale, states, tape_k, tape_d, tape_de
            reads=[extent(a) for a in (q, k, v, decay, beta)] + [plan],
            writes=[extent(out), states, tape_k, tape_d, tape_decay],
            touched=8 * n_v * d_k * d_v)
+
+
+def recurrent_copy(history, tape, states, tape_k, tape_d, tape_decay, plan):
+    """Put one layer's state into the target slot of a plan made for no rows.
+
+    Parameters
+    ----------
+    history, tape : ndarray
+        As :func:`short_conv` takes them.
+    states, tape_k, tape_d, tape_decay : ndarray
+        As :func:`delta_rule` takes them.
+    plan : ndarray of shape (8,), int32
+    """
+    op = "recurrent_copy"
+    n_slots, n_before, width = history.shape
+    _, n_v, n_tiles, d_k, _ = states.shape
+    block_rows, n_k = len(tape_d), tape_k.shape[2]
+    check_shape(op, "tape", tape, (block_rows, width))
+    check_shape(op, "states", states, (n_slots, n_v, n_tiles, d_k, 16))
+    check_shape(op, "tape_k", tape_k, (2, block_rows, n_k, d_k))
+    check_shape(op, "tape_d", tape_d, (block_rows, n_v, 16 * n_tiles))
+    check_shape(op, "tape_decay", tape_decay, (2, block_rows, n_v))
+    _check_whole(op, history=history, tape=tape, states=states, tape_k=tape_k, tape_d=tape_d,
+                 tape_decay=tape_decay)
+    _check_plan(op, plan)
+    nothing = (0, 0)  # an address and a stride that no row uses
+    submit(_SHORT_CONV, [*nothing, *nothing, 0, history, tape, plan, 0, width, n_before + 1],
+           reads=[tape, plan], writes=[history])
+    submit(_DELTA_RULE,
+           [*nothing * 6, states, tape_k, tape_d, tape_decay, plan, 0, n_k, n_v, d_k,
+            16 * n_tiles, block_rows, 1.0],
+           reads=[tape_k, tape_d, tape_decay, plan], writes=[states])
 
 
 def _check_whole(op, **arrays):

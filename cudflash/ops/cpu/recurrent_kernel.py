@@ -6,7 +6,7 @@ from cudflash.ops.cpu import simd as S
 from cudflash.ops.cpu import special_kernel as F
 
 # Words (int32) of the plan of a pass.
-SOUND, SOURCE, TARGET, N_TAPE, READ, WRITE, KEEP_TAPE = range(7)
+SOUND, SOURCE, TARGET, N_TAPE, READ, WRITE, KEEP_TAPE, AT_ZERO = range(8)
 PLAN_WORDS = 8
 # Words of the control block; the position of slot s is word BASES + s.
 CURRENT, TAPE_SLOT, TAPE_BASE, TAPE_ROWS, PARITY = range(5)
@@ -35,6 +35,8 @@ def build_open():
     def tape_rows_to(control, slot, position):
         """Tape rows between the slot's state and ``position``; -1 if they do not lead there."""
         base = word(control, BASES + slot)
+        if position == 0:
+            return np.int64(0)  # the start of any sequence: zeros, whatever the slot holds
         if base < 0 or base > position:
             return np.int64(-1)
         if base == position:
@@ -90,9 +92,12 @@ def build_open():
             put(plan, i, 0)
         if position < 0 or n_tape < 0 or source == target:
             return
+        if position == 0:
+            put(control, BASES + source, 0)
         put(plan, SOUND, 1)
         put(plan, SOURCE, source)
         put(plan, N_TAPE, n_tape)
+        put(plan, AT_ZERO, 1 if word(control, BASES + source) == 0 else 0)
         if n_rows > block_rows:
             note_chunk(plan, control, source, position, n_rows)
         elif n_rows > 0:
@@ -151,6 +156,7 @@ def build_conv():
         n_before, row_bytes = n_taps - 1, 4 * width
         sound = S.peek_i32(plan + 4 * SOUND) != 0
         keep = S.peek_i32(plan + 4 * KEEP_TAPE) != 0
+        at_zero = S.peek_i32(plan + 4 * AT_ZERO) != 0
         n_tape = np.int64(S.peek_i32(plan + 4 * N_TAPE))
         source = history0 + np.int64(S.peek_i32(plan + 4 * SOURCE)) * n_before * row_bytes
         target = history0 + np.int64(S.peek_i32(plan + 4 * TARGET)) * n_before * row_bytes
@@ -169,7 +175,11 @@ def build_conv():
                 row = source + old * row_bytes
                 if old >= n_before:
                     row = tape0 + (old - n_before) * row_bytes
-                copy(before + 4 * _SPAN * j, row + first, n_bytes)
+                if at_zero and old < n_before:
+                    for i in range(0, n_bytes, 64):
+                        S.store_f32(before + 4 * _SPAN * j + i, S.splat_f32(f32(0.0)))
+                else:
+                    copy(before + 4 * _SPAN * j, row + first, n_bytes)
             x = x0 + first
             for r in range(n_rows):
                 for i in range(0, n_bytes, 64):
