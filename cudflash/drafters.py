@@ -15,6 +15,7 @@ from cudflash.spec.drafters import (
     Random,
     TokenDrafter,
 )
+from cudflash.spec.mtp import MTPDrafter
 from cudflash.spec.proposals import (
     POINT_MASS,
     DraftSampler,
@@ -31,6 +32,7 @@ __all__ = [
     "DraftSampler",
     "Drafter",
     "KeepK",
+    "MTPDrafter",
     "NoDrafter",
     "Oracle",
     "Proposal",

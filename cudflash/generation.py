@@ -40,7 +40,7 @@ class Generation:
         decoder = engine.tokenizer.stream(continuation=True)
         self._answer = AnswerText(decoder, request.rules, request.max_tokens)
         self._logprobs, self._row_digests = [], []
-        self._cached = self._evaluated = 0
+        self._cached = self._evaluated = self._same = 0
         self._make_receipt = engine.receipt_maker(request.receipt)  # threads as they are now
         self._times = {}
         self._n_rounds = 0
@@ -152,7 +152,8 @@ class Generation:
         if reused.reason:
             yield reused
         done = self._cached
-        for n_rows in self._chunks(len(prompt) - done):
+        stops = self._runner.prompt_stops(done, len(prompt), self._same)
+        for n_rows in self._chunks(done, len(prompt), stops):
             if self._cancelled.is_set():
                 self._answer.cancel()
                 break
@@ -164,6 +165,8 @@ class Generation:
                     self._rounds.prompt_chunk(prompt[done : done + n_rows], last, remaining)
                     done += n_rows
                     self._evaluated += n_rows
+                    if done in stops:
+                        self._rounds.checkpoint()
                     choices = self._rounds.choose_first() if last and self._answer.room else []
                 finally:
                     self._engine.end_pass(self)
@@ -174,11 +177,13 @@ class Generation:
                 yield from self._emit(choices)
         self._times.setdefault("prompt_ms", 1e3 * (self._clock() - started))
 
-    def _chunks(self, n_tokens):
-        while n_tokens:
-            n_rows = min(n_tokens, self._runner.max_rows)
-            yield n_rows
-            n_tokens -= n_rows
+    def _chunks(self, start, end, stops):
+        """Rows of each pass over the prompt; a pass ends at every stop."""
+        for stop in [*stops, end]:
+            while start < stop:
+                n_rows = min(stop - start, self._runner.max_rows)
+                yield n_rows
+                start += n_rows
 
     def _reuse(self, prompt):
         """Keep the rows of the longest common prefix; the last prompt token is always evaluated."""
@@ -191,6 +196,7 @@ class Generation:
                 break
         else:
             same = min(n_held, len(prompt))
+        self._same = same
         wanted = min(same, len(prompt) - 1)
         rewound = self._rounds.rewind(wanted)
         difference = same if same < min(n_held, len(prompt)) else None

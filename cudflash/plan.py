@@ -86,6 +86,7 @@ def plan(
     logit_rows=defaults.LOGIT_ROWS,
     draft_window=None,
     draft_sink=None,
+    drafter=None,
 ):
     """Plan a model file, and its draft if given, without loading it.
 
@@ -101,6 +102,8 @@ def plan(
         Rows of a prefill chunk.
     logit_rows : int
         Rows of logits computed at once.
+    drafter : {"mtp"}, optional
+        Plan for the MTP block of the model's file as the drafter.
 
     Returns
     -------
@@ -110,6 +113,11 @@ def plan(
     from cudflash.pair import open_pair
 
     pair = open_pair(target, draft, draft_window=draft_window, draft_sink=draft_sink)
+    if drafter is not None:
+        from cudflash.mtp_side import require_mtp
+
+        one_of("drafter", drafter, ("mtp",))
+        require_mtp(pair.target, pair.gguf.path)
     return plan_pair(
         load_ops(choose_device(device)),
         pair,
@@ -118,6 +126,7 @@ def plan(
         activations=defaults.ACTIVATIONS if activations is None else activations,
         max_rows=max_rows,
         logit_rows=logit_rows,
+        mtp=drafter is not None,
     )
 
 
@@ -130,8 +139,12 @@ def plan_pair(
     activations,
     max_rows=defaults.PREFILL_ROWS,
     logit_rows=defaults.LOGIT_ROWS,
+    mtp=False,
 ):
-    """Plan an opened pair on a backend; parameters as in ``plan``, none optional but the rows."""
+    """Plan an opened pair on a backend; parameters as in ``plan``, none optional but the rows.
+
+    ``mtp`` adds the target's MTP block.
+    """
     target, draft = pair.target, pair.draft
     check_kv_type(kv_type)
     one_of("activations", activations, defaults.ACTIVATION_TYPES)
@@ -151,10 +164,17 @@ def plan_pair(
     }
     if draft is not None:
         fixed["taps"] = max_rows * len(draft.config.taps) * config.hidden_dim * 4
+    elif mtp:
+        fixed["taps"] = max_rows * config.hidden_dim * 4
 
     def varying(context):
         layers = kv_bytes(config, context, kv_type, max_rows, ops.CHUNK)
-        return layers, _rope(config, context), _draft(ops, pair, context, activations)
+        drafting = _draft(ops, pair, context, activations)
+        if mtp:
+            from cudflash.mtp_side import mtp_memory
+
+            drafting = mtp_memory(ops, target, context, kv_type, activations, max_rows)
+        return layers, _rope(config, context), drafting
 
     kv_layers, rope, drafting = varying(n_ctx)
     rows = []

@@ -13,6 +13,7 @@ from cudflash.model.buffers import Allocator
 from cudflash.model.cache import TargetCache
 from cudflash.model.transformer import ALL, LAST, NONE, Pass, selected_rows, tap_buffer
 
+STOP_ROWS, REGULAR_STOPS = 256, 2  # checkpoints of a prompt: see ``Runner.prompt_stops``
 MAX_GRAPHS = 48  # recorded passes kept; prefill remainders come in many lengths
 
 
@@ -129,6 +130,30 @@ class Runner:
         kept = self.cache.truncate(length)
         del self.tokens[kept:]
         return kept
+
+    def prompt_stops(self, start, n_prompt, n_same):
+        """Positions at which the evaluation of a prompt pauses for a checkpoint, ascending.
+
+        Where the prompt parted from the session's tokens (the next one may part there, too), before
+        its last token (the same prompt, or a longer one, may come again), and at most two regular
+        ones before, 256 or a power of two times as many rows apart. None without a recurrent state:
+        keys and values can be cut anywhere.
+
+        Parameters
+        ----------
+        start : int
+            Rows that are there already.
+        n_prompt : int
+        n_same : int
+            Leading tokens that the prompt has in common with the session's.
+        """
+        if self.cache.recurrent is None:
+            return ()
+        apart = STOP_ROWS
+        while n_prompt // apart > REGULAR_STOPS:
+            apart *= 2
+        stops = {n_same, n_prompt - 1, *range(apart, n_prompt, apart)}
+        return tuple(sorted(at for at in stops if start < at < n_prompt))
 
     def checkpoint(self):
         """Make a rewind to the committed length possible, where that needs a state put aside."""
