@@ -50,13 +50,14 @@ def open_pair(target, draft=None, *, draft_window=None, draft_sink=None):
         For a draft of another model.
     """
     from cudflash.loader.bind import bind_target
-    from cudflash.loader.draft_bind import bind_draft, is_draft_directory, open_draft
     from cudflash.loader.gguf import open_gguf
 
     target = file_path("the model", target)
     if draft is not None:
         draft = file_path("the draft", draft)
     if os.path.isdir(target):
+        from cudflash.loader.draft_bind import is_draft_directory
+
         what = "a directory, expected the GGUF file of a target model; pass that file"
         if is_draft_directory(target):
             what = (
@@ -72,6 +73,8 @@ def open_pair(target, draft=None, *, draft_window=None, draft_sink=None):
             if value is not None:
                 raise UsageError(f"{name} is {value!r}, but no draft is loaded; omit it")
         return Pair(gguf, bound, files=files)
+    from cudflash.loader.draft_bind import bind_draft, open_draft
+
     opened = open_draft(draft, window=draft_window, sink=draft_sink)
     stated = opened.config.window
     if draft_window is not None:

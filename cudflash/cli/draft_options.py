@@ -197,6 +197,18 @@ def draft_line(stats):
     )
     if stats["estimated_speedup"] is not None:
         text += f", about {stats['estimated_speedup']:.2f} times plain decoding"
+    return text + _economy_phrase(stats)
+
+
+def _economy_phrase(stats):
+    """What measured times have decided: how many rounds drafted, and why drafting is paused."""
+    economy = stats["economy"]
+    if economy is None or not economy["pauses"]:
+        return ""
+    last = [event for event in economy["events"] if event["kind"] == "paused"][-1]
+    text = f"; drafted in {stats['draft_rounds']} of {stats['rounds']} rounds"
+    if economy["state"] == "paused":
+        text += f", then paused ({last['reason'].split(';')[0]})"
     return text
 
 
