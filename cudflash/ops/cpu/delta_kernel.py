@@ -1,8 +1,10 @@
 """Kernel of ``delta_rule``; the order is in ``recurrent.delta_rule``.
 
 One unit of work is 16 value columns of one head: a tile of d_k vectors (8 KiB for d_k = 128) that
-stays in the first-level cache while all rows of a block pass over it. The stored state is read once
-and written once per call, however many rows there are.
+stays in the first-level cache while the rows of a block pass over it. A small block reads and
+writes the stored state once, however many rows there are; a larger one once for every 16 rows, out
+of the second-level cache. Rows of q, k, v lie far apart and are brought together first: otherwise
+they would come from beyond the caches again for every tile.
 """
 
 import numpy as np
@@ -19,7 +21,9 @@ from cudflash.ops.cpu.recurrent_kernel import (
     WRITE,
 )
 
-MAX_K_DIM = 256
+MAX_K_DIM = MAX_V_DIM = 256
+MAX_BLOCK = 32  # rows of a block that goes to the tape, at most
+CHUNK_BLOCK = 16  # rows of a larger block that pass over a head's tiles together
 LANES = 8  # partial sums over the key dimension
 
 
@@ -106,6 +110,45 @@ def _replay_function():
     return replay
 
 
+def _pack_function():
+    """Compiled helper: rows of one head side by side, so that a tile's loop stays in the cache."""
+    from numba import njit
+
+    @njit(inline="always")
+    def pack(to, rows, stride, n_rows, n_bytes):
+        for r in range(n_rows):
+            for i in range(0, n_bytes, 32):
+                for j in range(0, 32, 8):
+                    S.poke_i64(to + r * n_bytes + i + j, S.peek_i64(rows + r * stride + i + j))
+
+    return pack
+
+
+def _tile_rows_function():
+    """Compiled helper: carry one tile over the packed rows of a block."""
+    from numba import njit
+
+    dot, update = _dot_function(), _update_function()
+
+    @njit(inline="always")
+    def tile_rows(now, into, q, k, v, v_step, gates, n_rows, d_k, out, out_stride, scale, tape_d,
+                  row_d):
+        """``gates`` holds decay and beta of every row; tape_d is 0 where d is not kept."""
+        for r in range(n_rows):
+            row_k = k + 4 * d_k * r
+            decay = S.splat_f32(S.peek_f32(gates + 8 * r))
+            beta = S.splat_f32(S.peek_f32(gates + 8 * r + 4))
+            d = S.vmul(S.vsub(S.load_f32(v + v_step * r), S.vmul(decay, dot(now, row_k, d_k))),
+                       beta)
+            o = update(into, now, row_k, q + 4 * d_k * r, decay, d, d_k)
+            S.store_f32(out + r * out_stride, S.vmul(o, scale))
+            now = into
+            if tape_d != 0:
+                S.store_f32(tape_d + r * row_d, d)
+
+    return tile_rows
+
+
 def build():
     """Python function of the kernel ``delta_rule``.
 
@@ -116,18 +159,37 @@ def build():
     from numba import njit
 
     f32 = np.float32
-    dot, update, replay = _dot_function(), _update_function(), _replay_function()
-    tile = S.stack(64 * MAX_K_DIM)
+    replay, pack, tile_rows = _replay_function(), _pack_function(), _tile_rows_function()
+    tile, q_slot, k_slot, v_slot = (S.stack(64 * MAX_K_DIM), S.stack(4 * MAX_BLOCK * MAX_K_DIM),
+                                    S.stack(4 * MAX_BLOCK * MAX_K_DIM),
+                                    S.stack(4 * MAX_BLOCK * MAX_V_DIM))
+    gate_slot = S.stack(8 * MAX_BLOCK)
 
     @njit(inline="always")
-    def keep_inputs(tape_k, k, k_stride, row_k, tape_decay, decay, decay_stride, row_v, n_rows,
-                    d_k, has_k):
-        """Copy what the replay of these rows needs: the head's decay, and k for its first user."""
+    def refuse(out, out_stride, n_rows, n_bytes):
         for r in range(n_rows):
-            S.poke_f32(tape_decay + r * row_v, S.peek_f32(decay + r * decay_stride))
-            if has_k:
-                for i in range(d_k):
-                    S.poke_f32(tape_k + r * row_k + 4 * i, S.peek_f32(k + r * k_stride + 4 * i))
+            for i in range(0, n_bytes, 64):
+                S.store_f32(out + r * out_stride + i, S.splat_f32(f32(np.nan)))
+
+    @njit(inline="always")
+    def start(source, target, work, at_zero, d_k, n_tape, tape_k, row_k, tape_d, row_d, tape_decay,
+              row_v, n_rows):
+        """Where a tile's state at the pass's position lies; it is brought there if need be."""
+        now = source
+        if at_zero:
+            now = work
+            for i in range(0, 64 * d_k, 64):
+                S.store_f32(work + i, S.splat_f32(f32(0.0)))
+        if n_tape > 0 or n_rows == 0:
+            replay(target, now, d_k, n_tape, tape_k, row_k, tape_d, row_d, tape_decay, row_v)
+            now = target
+        return now
+
+    @njit(inline="always")
+    def load_gates(gates, decay, decay_stride, beta, beta_stride, n_rows):
+        for r in range(n_rows):
+            S.poke_f32(gates + 8 * r, S.peek_f32(decay + r * decay_stride))
+            S.poke_f32(gates + 8 * r + 4, S.peek_f32(beta + r * beta_stride))
 
     def delta_rule(args, tid, n_threads):
         out0, out_stride = S.peek_i64(args), S.peek_i64(args + 8)
@@ -151,42 +213,42 @@ def build():
         source0 = states + slot_bytes * np.int64(S.peek_i32(plan + 4 * SOURCE))
         target0 = states + slot_bytes * np.int64(S.peek_i32(plan + 4 * TARGET))
         row_k, row_d, row_v = 4 * n_k * d_k, 4 * n_v * d_v, 4 * n_v
-        read, write = (np.int64(S.peek_i32(plan + 4 * READ)) * block_rows,
-                       np.int64(S.peek_i32(plan + 4 * WRITE)) * block_rows)
-        work = tile()
+        read = np.int64(S.peek_i32(plan + 4 * READ)) * block_rows
+        write = np.int64(S.peek_i32(plan + 4 * WRITE)) * block_rows
+        work, q, k, v, gates = tile(), q_slot(), k_slot(), v_slot(), gate_slot()
         n_tiles = d_v // 16
-        n_units = n_v * n_tiles
-        for unit in range(n_units * tid // n_threads, n_units * (tid + 1) // n_threads):
-            h, column = unit // n_tiles, 4 * d_v * (unit // n_tiles) + 64 * (unit % n_tiles)
-            shift_k = 4 * d_k * (h % n_k)
+        first_unit = n_v * n_tiles * tid // n_threads
+        last_unit = n_v * n_tiles * (tid + 1) // n_threads
+        block = MAX_BLOCK if keep else CHUNK_BLOCK
+        for h in range(first_unit // n_tiles, (last_unit + n_tiles - 1) // n_tiles):
+            # of this head the thread has the tiles [t0, t1)
+            t0, t1 = max(first_unit - h * n_tiles, 0), min(last_unit - h * n_tiles, n_tiles)
+            column, shift_k = 4 * d_v * h, 4 * d_k * (h % n_k)
             if not sound:
-                for r in range(n_rows):
-                    S.store_f32(out0 + r * out_stride + column, S.splat_f32(f32(np.nan)))
+                refuse(out0 + column + 64 * t0, out_stride, n_rows, 64 * (t1 - t0))
                 continue
-            now, target = source0 + 64 * d_k * unit, target0 + 64 * d_k * unit
-            if at_zero:
-                now = work
-                for i in range(0, 64 * d_k, 64):
-                    S.store_f32(work + i, S.splat_f32(f32(0.0)))
-            if n_tape > 0 or n_rows == 0:
-                replay(target, now, d_k, n_tape, tape_k + read * row_k + shift_k, row_k,
-                       tape_d + column, row_d, tape_decay + read * row_v + 4 * h, row_v)
-                now = target
-            into = work if keep else target
-            for r in range(n_rows):
-                q, k = q0 + r * q_stride + shift_k, k0 + r * k_stride + shift_k
-                decay = S.splat_f32(S.peek_f32(decay0 + r * decay_stride + 4 * h))
-                beta = S.splat_f32(S.peek_f32(beta0 + r * beta_stride + 4 * h))
-                d = S.vmul(S.vsub(S.load_f32(v0 + r * v_stride + column),
-                                  S.vmul(decay, dot(now, k, d_k))), beta)
-                S.store_f32(out0 + r * out_stride + column,
-                            S.vmul(update(into, now, k, q, decay, d, d_k), scale))
-                now = into
-                if keep:
-                    S.store_f32(tape_d + r * row_d + column, d)
-            if keep and unit % n_tiles == 0:
-                keep_inputs(tape_k + write * row_k + shift_k, k0 + shift_k, k_stride, row_k,
-                            tape_decay + write * row_v + 4 * h, decay0 + 4 * h, decay_stride,
-                            row_v, n_rows, d_k, h < n_k)
+            for first in range(0, max(n_rows, 1), block):
+                n = min(block, n_rows - first)
+                pack(q, q0 + first * q_stride + shift_k, q_stride, n, 4 * d_k)
+                pack(k, k0 + first * k_stride + shift_k, k_stride, n, 4 * d_k)
+                pack(v, v0 + first * v_stride + column, v_stride, n, 4 * d_v)
+                load_gates(gates, decay0 + first * decay_stride + 4 * h, decay_stride,
+                           beta0 + first * beta_stride + 4 * h, beta_stride, n)
+                for t in range(t0, t1):
+                    state = 64 * d_k * (h * n_tiles + t)
+                    target, at = target0 + state, column + 64 * t
+                    now = target
+                    if first == 0:
+                        now = start(source0 + state, target, work, at_zero, d_k, n_tape,
+                                    tape_k + read * row_k + shift_k, row_k, tape_d + at, row_d,
+                                    tape_decay + read * row_v + 4 * h, row_v, n_rows)
+                    tile_rows(now, work if keep else target, q, k, v + 64 * t, 4 * d_v, gates, n,
+                              d_k, out0 + first * out_stride + at, out_stride, scale,
+                              tape_d + at if keep else 0, row_d)
+            if keep and t0 == 0:  # what the replay of these rows needs, by the first user of k
+                for r in range(n_rows):
+                    S.poke_f32(tape_decay + (write + r) * row_v + 4 * h, S.peek_f32(gates + 8 * r))
+                    if h < n_k:
+                        pack(tape_k + (write + r) * row_k + shift_k, k + 4 * d_k * r, 0, 1, 4 * d_k)
 
     return delta_rule

@@ -20,7 +20,8 @@ from cudflash.ops.cpu.runtime import submit
 
 PLAN_WORDS, CONTROL_WORDS = 8, 8  # a control block has one more word for each slot
 _MAX_TAPS = 16
-_MAX_K_DIM = 256
+_MAX_HEAD_DIM = 256
+_MAX_BLOCK = 32
 
 
 def _builder(module, name):
@@ -171,12 +172,13 @@ def delta_rule(out, q, k, v, decay, beta, scale, states, tape_k, tape_d, tape_de
     out, v : ndarray of shape (M, Hv, Dv), float32
         ``out[r]`` and ``v[r]`` contiguous; Dv is a multiple of 16. M as in the plan.
     q, k : ndarray of shape (M, Hk, Dk), float32
-        Already normalised; Dk is a multiple of 8, at most 256.
+        Already normalised; Dk is a multiple of 8, both dimensions at most 256.
     decay, beta : ndarray of shape (M, Hv), float32
     scale : float
     states : ndarray of shape (n, Hv, Dv / 16, Dk, 16), float32
         16 neighbouring value columns lie side by side for every key index.
     tape_k : ndarray of shape (2, B, Hk, Dk), float32
+        B is at most 32.
     tape_d : ndarray of shape (B, Hv, Dv), float32
     tape_decay : ndarray of shape (2, B, Hv), float32
     plan : ndarray of shape (8,), int32
@@ -209,10 +211,12 @@ def delta_rule(out, q, k, v, decay, beta, scale, states, tape_k, tape_d, tape_de
     check_shape(op, "tape_decay", tape_decay, (2, block_rows, n_v))
     _check_whole(op, states=states, tape_k=tape_k, tape_d=tape_d, tape_decay=tape_decay)
     _check_plan(op, plan)
-    if d_k % 8 or not 0 < d_k <= _MAX_K_DIM or d_v % 16 or n_v % n_k:
+    fits = not (d_k % 8 or d_v % 16 or n_v % n_k) and 0 < min(d_k, d_v)
+    if not fits or max(d_k, d_v) > _MAX_HEAD_DIM or block_rows > _MAX_BLOCK:
         raise UsageError(
-            f"{op}: {n_k} key heads of {d_k} and {n_v} value heads of {d_v}; expected a multiple "
-            f"of 8 up to {_MAX_K_DIM}, a multiple of 16, and key heads that divide value heads")
+            f"{op}: {n_k} key heads of {d_k}, {n_v} value heads of {d_v}, a tape of {block_rows} "
+            f"rows; expected multiples of 8 and 16 up to {_MAX_HEAD_DIM}, key heads that divide "
+            f"value heads, and at most {_MAX_BLOCK} rows")
     if n_rows == 0:
         return
     submit(_DELTA_RULE,

@@ -12,7 +12,7 @@ PLAN_WORDS = 8
 CURRENT, TAPE_SLOT, TAPE_BASE, TAPE_ROWS, PARITY = range(5)
 BASES = 8
 MAX_TAPS = 16
-_SPAN = 128  # channels of one unit of work
+_SPAN = 256  # channels of one unit of work
 _GATE_SPAN = 64
 
 
@@ -131,19 +131,24 @@ def build_conv():
             S.store_f32(to + i, S.load_f32(source + i))
 
     @njit(inline="always")
-    def convolve(out, x, x_stride, before, weight, r, n_taps, width):
-        """16 channels of row r; ``before`` holds the rows before row 0, a span apart."""
-        n_before = n_taps - 1
-        acc = S.splat_f32(f32(0.0))
-        for j in range(n_taps):
-            at = r + j - n_before
+    def near(out, x, x_stride, before, weight, r, n_taps, width):
+        """16 channels of a row r < n_taps - 1; ``before`` holds the rows before row 0."""
+        acc = S.vmul(S.load_f32(weight), S.load_f32(before + 4 * _SPAN * r))
+        for j in range(1, n_taps):
+            at = r + j - n_taps + 1
             row = x + at * x_stride
             if at < 0:
                 row = before + 4 * _SPAN * (r + j)
-            if j == 0:
-                acc = S.vmul(S.load_f32(weight), S.load_f32(row))
-            else:
-                acc = S.vfma(S.load_f32(weight + 4 * width * j), S.load_f32(row), acc)
+            acc = S.vfma(S.load_f32(weight + 4 * width * j), S.load_f32(row), acc)
+        S.store_f32(out, F.vsilu(acc))
+
+    @njit(inline="always")
+    def far(out, oldest, x_stride, weight, n_taps, width):
+        """16 channels of a row whose window begins at ``oldest``, inside the block."""
+        acc = S.vmul(S.load_f32(weight), S.load_f32(oldest))
+        for j in range(1, n_taps):
+            acc = S.vfma(S.load_f32(weight + 4 * width * j), S.load_f32(oldest + j * x_stride),
+                         acc)
         S.store_f32(out, F.vsilu(acc))
 
     def short_conv(args, tid, n_threads):
@@ -181,10 +186,14 @@ def build_conv():
                 else:
                     copy(before + 4 * _SPAN * j, row + first, n_bytes)
             x = x0 + first
-            for r in range(n_rows):
+            for r in range(min(n_rows, n_before)):
                 for i in range(0, n_bytes, 64):
-                    convolve(out0 + r * out_stride + first + i, x + i, x_stride, before + i,
-                             weight0 + first + i, r, n_taps, width)
+                    near(out0 + r * out_stride + first + i, x + i, x_stride, before + i,
+                         weight0 + first + i, r, n_taps, width)
+            for r in range(n_before, n_rows):
+                for i in range(0, n_bytes, 64):
+                    far(out0 + r * out_stride + first + i, x + i + (r - n_before) * x_stride,
+                        x_stride, weight0 + first + i, n_taps, width)
             # what lies before the next block: the rows before this one, or its own last ones
             passed = 0 if keep else n_rows
             for j in range(n_before):
