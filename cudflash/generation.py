@@ -206,10 +206,21 @@ class Generation:
             same = min(n_held, len(prompt))
         self._same = same
         wanted = min(same, len(prompt) - 1)
-        rewound = self._rounds.rewind(wanted)
         difference = same if same < min(n_held, len(prompt)) else None
-        reason = _reason(n_held, wanted, rewound, difference)
+        parted = self._difference(held, prompt, difference)  # first: a rewind drops what was held
+        rewound = self._rounds.rewind(wanted)
+        reason = _reason(n_held, wanted, rewound, parted)
         return PrefixReused(rewound.rows, len(prompt), difference, reason)
+
+    def _difference(self, held, prompt, at):
+        """Where the prompt leaves the session's tokens, in words; "" where it does not."""
+        if at is None:
+            return ""
+        old, new = (
+            self._engine.tokenizer.decode([ids[at]]).decode("utf-8", "replace")
+            for ids in (held, prompt)
+        )
+        return f"the prompt differs from the session's tokens at index {at}: {new!r}, not {old!r}"
 
     def _decode(self):
         started = self._clock()
@@ -288,8 +299,11 @@ class Generation:
         }
 
 
-def _reason(n_held, wanted, rewound, difference):
-    """Why the session's rows were reused no further; "" for an empty session."""
+def _reason(n_held, wanted, rewound, parted):
+    """Why the session's rows were reused no further; "" for an empty session.
+
+    ``parted`` says where the prompt differs, "" where it does not.
+    """
     if n_held == 0:
         return ""
     kept = rewound.rows
@@ -297,10 +311,10 @@ def _reason(n_held, wanted, rewound, difference):
         start = f"from token {kept}" if kept else "from its start"
         return (
             f"the first {wanted} tokens are the same, but {rewound.lost} no longer holds the rows "
-            f"before them, so the prompt is evaluated {start}"
+            f"before them, so the prompt is evaluated {start}" + (f"; {parted}" if parted else "")
         )
-    if difference is not None:
-        return f"the prompt differs from the session's tokens at index {difference}"
+    if parted:
+        return parted
     if kept == n_held:
         return "the prompt continues the session's tokens"
     return "the prompt is a beginning of the session's tokens"

@@ -19,6 +19,7 @@ from cudflash.spec.acceptance import RATIO, ratio
 from cudflash.spec.diagnosis import MIN_ECHOES, seed_echo_score
 from cudflash.spec.proposals import POINT_MASS, Proposal, ProposalDistribution
 from cudflash.spec.verify_length import legal_lengths
+from cudflash.verify_sessions import REQUESTS, session_checks
 
 MAX_TOKENS = 64
 TEMPERATURE, SEED = 0.8, 20250813
@@ -34,7 +35,7 @@ RULE_P, RULE_Q = (0.3, 0.5, 0.2, 0.0), (0.4, 0.3, 0.0, 0.3)
 class Check:
     """One comparison."""
 
-    name: str  # "match", "scripted", "ratio-replay", "rule", "qualify-..."
+    name: str  # "match", "scripted", "session-...", "ratio-replay", "rule", "qualify-..."
     prompt: int | None  # index, None for checks without a prompt
     drafter: str
     verify_length: int | None
@@ -110,22 +111,25 @@ class Verifier:
         if temperature <= 0:
             raise UsageError(f"the temperature is {temperature}, expected more than 0")
         self.engine = engine
-        self._max_tokens, self._seed, self._progress = max_tokens, seed, progress
-        self._modes = (SamplingConfig(temperature=0), SamplingConfig(temperature=temperature))
+        self._max_tokens, self.seed, self._progress = max_tokens, seed, progress
+        self.modes = (SamplingConfig(temperature=0), SamplingConfig(temperature=temperature))
         block = None if engine.draft_config is None else engine.draft_config.block_size
-        self._lengths, self._all_lengths = legal_lengths(block), legal_lengths()
+        self.lengths, self._all_lengths = legal_lengths(block), legal_lengths()
         self._findings, self._echoes = {}, []
         self._drafted = self._accepted = 0
         self._session = None  # of the newest answer
 
-    def run(self, prompts, scripted=True):
+    def run(self, prompts, scripted=True, requests=REQUESTS):
         """Make every comparison.
 
         Parameters
         ----------
         prompts : sequence of str, token ids or messages
         scripted : bool
-            Also with the scripted drafters, on the first prompt.
+            Also with the scripted drafters, and by sessions that have answered before, on the
+            first prompt.
+        requests : int
+            Requests of random lengths that one session answers.
 
         Returns
         -------
@@ -133,15 +137,17 @@ class Verifier:
         """
         checks, texts = [], []
         for index, prompt in enumerate(self._ids(prompts)):
-            for sampling in self._modes:
-                plain = self._answer(prompt, sampling, speculative="off")
+            for sampling in self.modes:
+                plain = self.answer(prompt, sampling, speculative="off")
                 if sampling.greedy:
                     texts.append((prompt, plain.tokens))
                 if self.engine.draft is not None:
                     checks += self._draft_checks(index, prompt, sampling, plain)
                 if scripted and index == 0:
                     checks += self._scripted_checks(index, prompt, sampling, plain)
-        checks += [self._tell(check) for check in rule_checks(self._seed)]
+            if scripted and index == 0:
+                checks += session_checks(self, prompt, requests)
+        checks += [self._tell(check) for check in rule_checks(self.seed)]
         found = None if self.engine.draft is None else probe(self.engine, texts)
         return self._report(checks, found)
 
@@ -172,14 +178,14 @@ class Verifier:
                 f"qualifying takes {len(ids)} + {QUALIFY_TOKENS} tokens, the context holds "
                 f"{self.engine.n_ctx}; load the model with a larger one"
             )
-        greedy = self._modes[0]
+        greedy = self.modes[0]
         options = {"max_tokens": QUALIFY_TOKENS, "ignore_eos": True, "row_digests": True}
-        plain = self._answer(ids, greedy, speculative="off", **options)
+        plain = self.answer(ids, greedy, speculative="off", **options)
         options |= {"speculative": "on", "verify_length": verify_length}
-        one, two = (self._answer(ids, greedy, **options) for _ in range(2))
+        one, two = (self.answer(ids, greedy, **options) for _ in range(2))
         stats = self._note(one)
         length = stats["verify_length"]
-        tokens = self._compare("qualify-tokens", 0, ids, plain, one, length, greedy)
+        tokens = self.compare("qualify-tokens", 0, ids, plain, one, length, greedy)
         rows = _first_difference(plain.row_digests, one.row_digests)
         traces = [r.speculation for r in (one, two)]
         rate = stats["acceptance_rate"] or 0.0
@@ -208,19 +214,19 @@ class Verifier:
 
     def _draft_checks(self, index, prompt, sampling, plain):
         checks = []
-        for length in self._lengths:
+        for length in self.lengths:
             options = {"speculative": "on", "verify_length": length}
-            drafted = self._answer(prompt, sampling, **options)
+            drafted = self.answer(prompt, sampling, **options)
             self._note(drafted, count=sampling.greedy)
             context = self._session.check_draft_context() if sampling.greedy else None
             checks.append(
-                self._compare("match", index, prompt, plain, drafted, length, sampling, context)
+                self.compare("match", index, prompt, plain, drafted, length, sampling, context)
             )
             if not sampling.greedy:
                 checks.append(self._replay(index, prompt, sampling, length))
-        auto = self._answer(prompt, sampling, speculative="auto")
+        auto = self.answer(prompt, sampling, speculative="auto")
         checks.append(
-            self._compare("gate", index, prompt, plain, auto, self._used_length(auto), sampling)
+            self.compare("gate", index, prompt, plain, auto, self._used_length(auto), sampling)
         )
         return checks
 
@@ -233,8 +239,8 @@ class Verifier:
         """
         options = {"speculative": "on", "verify_length": length, "accept": RATIO}
         replay = RoundReplay()
-        one = self._answer(prompt, sampling, **options)
-        two = self._answer(prompt, sampling, watch=replay.watch, **options)
+        one = self.answer(prompt, sampling, **options)
+        two = self.answer(prompt, sampling, watch=replay.watch, **options)
         traces = [r.speculation["trace"] for r in (one, two)]
         stats = one.stats["speculative"]
         at = _first_difference(one.tokens, two.tokens)
@@ -254,14 +260,14 @@ class Verifier:
         checks = []
         for make in (
             lambda: Oracle(ids), lambda: AlwaysWrong(ids), lambda: KeepK(ids, 2),
-            lambda: Cycle(ids, (15, 0, 3, 1)), lambda: Random(self._seed),
+            lambda: Cycle(ids, (15, 0, 3, 1)), lambda: Random(self.seed),
         ):  # fmt: skip
             for length in self._all_lengths:
-                drafted = self._answer(
+                drafted = self.answer(
                     prompt, sampling, drafter=make(), speculative="on", verify_length=length
                 )
                 checks.append(
-                    self._compare("scripted", index, prompt, plain, drafted, length, sampling)
+                    self.compare("scripted", index, prompt, plain, drafted, length, sampling)
                 )
         return checks
 
@@ -274,12 +280,15 @@ class Verifier:
             for p in prompts
         ]
 
-    def _answer(self, prompt, sampling, *, watch=None, **options):
-        """The answer of a fresh session; ``watch`` is called with it and each of its events."""
+    def answer(self, prompt, sampling, *, watch=None, session=None, **options):
+        """The answer of a session, a fresh one if none is given.
+
+        ``watch`` is called with the running answer and each of its events.
+        """
         room = self.engine.n_ctx - len(prompt)
         options.setdefault("max_tokens", min(self._max_tokens, max(0, room)))
-        self._session = self.engine.session()
-        running = self._session.generate(prompt, sampling=sampling, seed=self._seed, **options)
+        self._session = self.engine.session() if session is None else session
+        running = self._session.generate(prompt, sampling=sampling, seed=self.seed, **options)
         for event in running if watch is not None else ():
             watch(running, event)
         return running.result()
@@ -298,7 +307,8 @@ class Verifier:
         self._echoes += stats["echoes"]
         return stats
 
-    def _compare(self, name, index, prompt, plain, drafted, length, sampling, context=None):
+    def compare(self, name, index, prompt, plain, drafted, length, sampling, context=None):
+        """Return the Check of two answers to a prompt, the plain one first."""
         stats = drafted.stats["speculative"]
         at = _first_difference(plain.tokens, drafted.tokens)
         values = {}

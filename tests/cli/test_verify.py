@@ -75,7 +75,7 @@ def test_difference_is_exit_1_and_named(cli, folder, target, monkeypatch):
 
     The fault is injected: one token of every answer of verify length 7 is another one.
     """
-    answer = Verifier._answer
+    answer = Verifier.answer
 
     def altered(self, prompt, sampling, **options):
         result = answer(self, prompt, sampling, **options)
@@ -84,7 +84,7 @@ def test_difference_is_exit_1_and_named(cli, folder, target, monkeypatch):
         tokens = (*result.tokens[:3], result.tokens[3] ^ 1, *result.tokens[4:])
         return replace(result, tokens=tokens)
 
-    monkeypatch.setattr(Verifier, "_answer", altered)
+    monkeypatch.setattr(Verifier, "answer", altered)
     args = ("verify", target, folder / "draft", *QUICK, "--no-scripted")
     done = cli(*args, "--json")
     wrong = [check for check in done.json["checks"] if not check["passed"]]
