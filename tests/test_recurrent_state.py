@@ -224,6 +224,23 @@ def test_what_can_be_reached():
         sequence.state.restore(2)
 
 
+@pytest.mark.parametrize("n", [BLOCK_ROWS, MAX_ROWS])
+def test_a_new_conversation_cannot_reach_states_of_the_last(n):
+    """Catches a slot whose rows were replaced from position 0 on and that still counts as there."""
+    sequence, fresh = Sequence(), Fresh()
+    for rows in (10, 4, 13, 3):
+        ids = fresh(rows)
+        sequence.run(ids)
+        sequence.commit(ids, rows)
+    sequence.ids = []
+    ids = fresh(n)
+    sequence.run(ids)
+    sequence.commit(ids, n)
+    reached = [length for length in range(1, 40) if sequence.state.reachable(length)]
+    assert reached == (list(range(1, n + 1)) if n <= BLOCK_ROWS else [n])
+    assert sequence.digest() == clean(ids)[1]
+
+
 def test_a_checkpoint_outlives_what_comes_after_it():
     """Catches a checkpoint that shares memory with the sequence, or is used up by one restore."""
     sequence, fresh = Sequence(), Fresh()
