@@ -15,6 +15,7 @@ from cudflash.verify import Verifier
 from cudflash.verify_sessions import scripts, session_checks
 from tests.helpers.draft_vectors import draft_case
 from tests.helpers.engines import SMALL_ROWS, engine, greedy
+from tests.helpers.hybrid_model import hybrid_engine
 from tests.helpers.speculation import GREEDY, SCRIPTED, draft_engine, plain_answer
 from tests.helpers.vectors import target_case
 
@@ -110,7 +111,7 @@ def test_checkpoints_are_bounded_and_dropped_with_their_rows():
 @pytest.mark.parametrize("kind", list(SCRIPTED))
 def test_scripted_drafters_over_two_thousand_tokens(kind):
     """Catches errors that the recurrence carries on (A59, A73): every pattern of rejections."""
-    one = engine("qwen35", n_ctx=2100, threads=1, rows=16)
+    one = hybrid_engine(n_ctx=2100, rows=16)
     options = {"max_tokens": 2000, "ignore_eos": True}
     plain = plain_answer(one, tuple(TEXT[:9]), GREEDY, **options)
     drafted = one.generate(
@@ -122,7 +123,7 @@ def test_scripted_drafters_over_two_thousand_tokens(kind):
 
 def test_states_after_a_drafted_answer_are_those_of_tokens_alone():
     """Catches any trace of a rejected token: every state tensor, by digest (A60)."""
-    one = engine("qwen35", **SETTINGS)
+    one = hybrid_engine(rows=SMALL_ROWS)
     plain = greedy(one, ids(20), 60, ignore_eos=True)
     for ks in ((15, 0, 3, 1), (2, 7, 0, 0, 5)):
         session = one.session()
@@ -141,7 +142,7 @@ def test_states_after_a_drafted_answer_are_those_of_tokens_alone():
 
 def test_fifty_requests_in_one_process_equal_fresh_sessions():
     """Catches positions that are not reset and state that leaks, also from longer requests (A64)."""
-    one = engine("qwen35", n_ctx=256, threads=1)
+    one = hybrid_engine(n_ctx=256)
     checks = list(session_checks(Verifier(one), TEXT[:40], n_requests=50))
     names = {check.name for check in checks}
     assert names == {"session-requests", "session-shorter", "session-alternating"}
