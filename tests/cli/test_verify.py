@@ -64,7 +64,8 @@ def test_without_a_draft_the_rules_are_compared(cli, folder, args):
     words = ("--no-draft",) if args[1:] == (None,) else args[1:]
     done = cli("verify", folder / args[0], *words, *QUICK, "--json")
     assert done.code == 0 and done.json["draft"] is None
-    assert kinds(done) == {"scripted", "rule"}
+    sessions = {f"session-{name}" for name in ("requests", "shorter", "alternating")}
+    assert kinds(done) == {"scripted", "rule"} | sessions
     assert {c["drafter"] for c in done.json["checks"] if c["name"] == "scripted"} == {
         "oracle", "always-wrong", "keep-k", "cycle", "random",
     }  # fmt: skip
