@@ -22,7 +22,7 @@ MEASURED, CONFOUNDED, INSUFFICIENT = "measured", "confounded", "insufficient"
 FEWEST_PROMPTS = 2
 # variables that cannot touch plain decoding
 OF_DRAFTING = (
-    "draft", "draft window", "draft sink", "draft block", "verify length", "acceptance rule", "gate",
+    "draft", "draft window", "draft sink", "draft block", "verify length", "acceptance rule", "mode",
 )  # fmt: skip
 
 
@@ -141,7 +141,7 @@ def variables(side):
         "draft window": None, "draft sink": None, "draft block": None,
         "verify length": lane["verify_length"],
         "acceptance rule": lane["accept"] if drafted and not greedy else None,
-        "gate": settings["speculative"] if drafted else None,
+        "mode": lane["mode"],
     }  # fmt: skip
     if drafted:
         found["draft"] = lane["drafter"]

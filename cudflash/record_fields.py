@@ -12,6 +12,7 @@ from cudflash.model.draft_context import HeldRows
 from cudflash.result import Result, TokenLogprob, Usage
 from cudflash.spec.acceptance import BONUS, CORRECTED, ENDS, PLAIN, STOPPED, Trial
 from cudflash.spec.diagnosis import Finding
+from cudflash.spec.economy import EconomyEvent
 from cudflash.spec.gate import CLOSED, DISABLED, OFF, OPEN, GateEvent, GateStatus
 from cudflash.spec.guard import DrafterFault
 from cudflash.spec.stats import RoundRecord
@@ -150,6 +151,10 @@ _GATE_EVENT = {
     "kind": _one_of("closed", "reopened", "disabled"), "round": _count, "committed": _count,
     "accepted": _count, "proposals": _count, "resume_at": _optional(_count), "reason": _text,
 }  # fmt: skip
+_ECONOMY_EVENT = {
+    "kind": _one_of("paused", "resumed", "length"), "round": _count, "committed": _count,
+    "length": _count, "speedup": _optional(_real), "resume_at": _optional(_count), "reason": _text,
+}  # fmt: skip
 _TRIAL = {
     "token": _count, "p": _real, "q": _real, "uniform": _real,
     "accepted": lambda value: bool(value),
@@ -220,6 +225,10 @@ def _gate(value):
     return events.GateChanged(GateEvent(**_take(value, _GATE_EVENT)))
 
 
+def _economy(value):
+    return events.EconomyChanged(EconomyEvent(**_take(value, _ECONOMY_EVENT)))
+
+
 def _failed(value):
     fields = {"step": _text, "n_past": _count, "kind": _text, "reason": _text}
     return events.DrafterFailed(DrafterFault(**_take(value, fields)))
@@ -249,6 +258,7 @@ _READ = {
     events.TokenEvent: _token,
     events.RoundFinished: _round,
     events.GateChanged: _gate,
+    events.EconomyChanged: _economy,
     events.DrafterFailed: _failed,
     events.Diagnosed: _diagnosed,
     events.Finished: _finished,

@@ -31,6 +31,7 @@ KINDS = {
     "token": events.TokenEvent,
     "round": events.RoundFinished,
     "gate": events.GateChanged,
+    "economy": events.EconomyChanged,
     "drafter_failed": events.DrafterFailed,
     "diagnosed": events.Diagnosed,
     "finished": events.Finished,
@@ -59,7 +60,7 @@ def to_line(event, t):
     elif name == "finished":
         result = {key: getattr(event.result, key) for key in _RESULT}
         value |= {"text": event.text, "result": result | {"usage": vars(event.result.usage)}}
-    elif name in ("gate", "drafter_failed", "diagnosed"):
+    elif name in ("gate", "economy", "drafter_failed", "diagnosed"):
         value |= vars(next(iter(vars(event).values())))
     else:
         value |= vars(event)

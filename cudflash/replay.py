@@ -14,6 +14,7 @@ from cudflash.errors import FormatError, UsageError
 from cudflash.events import (
     Diagnosed,
     DrafterFailed,
+    EconomyChanged,
     GateChanged,
     RoundFinished,
     Started,
@@ -24,6 +25,7 @@ from cudflash.recording import SCHEMA, Reader, Recorded, Trouble
 from cudflash.result import RECEIPT_SCHEMA
 from cudflash.spec.acceptance import CORRECTED, STOPPED, Trial
 from cudflash.spec.diagnosis import Finding
+from cudflash.spec.economy import EconomyEvent
 from cudflash.spec.gate import AcceptanceGate, GateEvent, constants
 from cudflash.spec.guard import DrafterFault
 from cudflash.spec.stats import RoundRecord
@@ -188,7 +190,10 @@ def receipt_entries(receipt):
         return
     gate = part["gate"] or {}
     replayed = _replay_gate(gate)
-    events = [GateEvent(**event) for event in gate.get("events", ())]
+    events = [GateChanged(GateEvent(**event)) for event in gate.get("events", ())]
+    economy = part.get("economy") or {}
+    events += [EconomyChanged(EconomyEvent(**event)) for event in economy.get("events", ())]
+    events.sort(key=lambda changed: changed.event.round)
     prompt = trace[0]["n_past"]
     yield Recorded(None, TokenEvent(0, trace[0]["anchor"], "", None))
     for record in map(_record, trace):
@@ -202,9 +207,9 @@ def receipt_entries(receipt):
                 replayed.record(record.index, len(record.drafted), record.accepted, committed)
             status = replayed.status(committed)
         yield Recorded(None, RoundFinished(record, status))
-        while events and events[0].round <= record.index:
-            yield Recorded(None, GateChanged(events.pop(0)))
-    yield from (Recorded(None, GateChanged(event)) for event in events)
+        while events and events[0].event.round <= record.index:
+            yield Recorded(None, events.pop(0))
+    yield from (Recorded(None, event) for event in events)
     if part["fault"] is not None:
         yield Recorded(None, DrafterFailed(DrafterFault(**part["fault"])))
     for finding in part["findings"]:

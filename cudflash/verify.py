@@ -224,10 +224,19 @@ class Verifier:
             )
             if not sampling.greedy:
                 checks.append(self._replay(index, prompt, sampling, length))
+        costs, self.engine.round_costs = self.engine.round_costs, None
+        try:  # what the gate alone decides can be made again, and short answers draft, too
+            gated = self.answer(prompt, sampling, speculative="auto")
+        finally:
+            self.engine.round_costs = costs
+        checks.append(
+            self.compare("gate", index, prompt, plain, gated, self._used_length(gated), sampling)
+        )
         auto = self.answer(prompt, sampling, speculative="auto")
         checks.append(
-            self.compare("gate", index, prompt, plain, auto, self._used_length(auto), sampling)
-        )
+            self.compare("auto", index, prompt, plain, auto, self._used_length(auto), sampling,
+                         may_pause=True)
+        )  # fmt: skip
         return checks
 
     def _replay(self, index, prompt, sampling, length):
@@ -307,7 +316,8 @@ class Verifier:
         self._echoes += stats["echoes"]
         return stats
 
-    def compare(self, name, index, prompt, plain, drafted, length, sampling, context=None):
+    def compare(self, name, index, prompt, plain, drafted, length, sampling, context=None,
+                may_pause=False):  # fmt: skip
         """Return the Check of two answers to a prompt, the plain one first."""
         stats = drafted.stats["speculative"]
         at = _first_difference(plain.tokens, drafted.tokens)
@@ -320,7 +330,9 @@ class Verifier:
             }
         # a drafter that has failed proves nothing about drafting
         note = stats["reason"] if stats["reason"] else ""
-        fine = stats["used"] or stats["rounds"] <= 1
+        fine = stats["used"] or stats["rounds"] <= 1 or (
+            may_pause and drafted.speculation["fault"] is None
+        )
         if context is not None:  # the tokens are right, the draft was shown the wrong rows
             fine, note = False, context.sentence
             self._findings.setdefault(context.name, context.to_dict())

@@ -26,6 +26,7 @@ from cudflash.spec.verify_length import (
 )
 
 PLAIN = "plain"
+ON, AUTO = "on", "auto"  # modes of a drafted lane
 SCRIPTED = ("oracle", "wrong", "keep-K", "random")
 RANDOM_SEED = 5  # of the random drafter; any will do, it must only stay
 
@@ -42,26 +43,30 @@ class Lane:
     accept : str or None
         Rule as asked for.
     scripted : bool
+    mode : {"on", "auto"} or None
+        "auto" drafts while it pays; the verify length is then the longest one.
     """
 
     drafter: str
     verify_length: int | None = None
     accept: str | None = None
     scripted: bool = False
+    mode: str | None = None
 
     @property
     def name(self):
-        """Short name, unique in a run: ``dflash2 k7``, ``dflash2 k7 ratio``, ``plain``."""
+        """Short name, unique in a run: ``dflash2 k7``, ``dflash2 k7 ratio auto``, ``plain``."""
         if self.drafter == PLAIN:
             return PLAIN
         rule = "" if self.accept == MATCH else f" {self.accept}"
-        return f"{self.drafter} k{self.verify_length}{rule}"
+        mode = f" {self.mode}" if self.mode == AUTO else ""
+        return f"{self.drafter} k{self.verify_length}{rule}{mode}"
 
     def to_dict(self):
         """What a record says about it."""
         return {
             "name": self.name, "drafter": self.drafter, "verify_length": self.verify_length,
-            "accept": self.accept, "scripted": self.scripted,
+            "accept": self.accept, "scripted": self.scripted, "mode": self.mode,
         }  # fmt: skip
 
 
@@ -82,7 +87,7 @@ def is_scripted(name):
     return name in ("oracle", "wrong", "random") or (kept != name and kept.isdecimal())
 
 
-def choose_lanes(names, kinds, lengths, rules, blocks):
+def choose_lanes(names, kinds, lengths, rules, blocks, modes=(ON,)):
     """Return lanes by engine: kind of its draft (None without one) -> drafted lanes.
 
     Parameters
@@ -96,6 +101,7 @@ def choose_lanes(names, kinds, lengths, rules, blocks):
     rules : sequence of str
     blocks : dict
         Kind -> block size of the draft.
+    modes : sequence of {"on", "auto"}
 
     Returns
     -------
@@ -109,6 +115,9 @@ def choose_lanes(names, kinds, lengths, rules, blocks):
     for rule in rules:
         if rule not in RULES:
             raise UsageError(f"accept is {rule!r}, expected {' or '.join(RULES)}")
+    for mode in modes:
+        if mode not in (ON, AUTO):
+            raise UsageError(f"speculative is {mode!r}, expected on or auto")
     groups = {kind: [] for kind in kinds if not names or kind in names}
     scripted = [name for name in names if is_scripted(name)]
     for name in names:
@@ -124,7 +133,11 @@ def choose_lanes(names, kinds, lengths, rules, blocks):
     wanted += [(next(iter(groups)), name) for name in scripted]  # on the first engine
     _check_lengths(lengths, [blocks.get(name) for _, name in wanted])
     for kind, name in wanted:
-        groups[kind] += _lanes(name, lengths, rules, blocks.get(name), name in scripted)
+        length_of = _lengths(lengths, blocks.get(name))
+        groups[kind] += [
+            Lane(name, length, rule, name in scripted, mode)
+            for length in length_of for rule in rules for mode in modes
+        ]  # fmt: skip
     listed = [lane.name for lanes in groups.values() for lane in lanes]
     for name in listed:
         if listed.count(name) > 1:
@@ -139,7 +152,7 @@ def _check_lengths(lengths, blocks):
             check_verify_length(length, blocks[0] if blocks else None)
 
 
-def _lanes(name, lengths, rules, block, scripted):
+def _lengths(lengths, block):
+    """The lengths asked for that a drafter can have, or its default one."""
     legal = legal_lengths(block)
-    taken = [n for n in lengths if n in legal] if lengths else [default_verify_length(block)]
-    return [Lane(name, length, rule, scripted) for length in taken for rule in rules]
+    return [n for n in lengths if n in legal] if lengths else [default_verify_length(block)]

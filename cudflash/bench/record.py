@@ -33,7 +33,7 @@ _GROUP = {
 }  # fmt: skip
 _LANE = {
     "name": _TEXT, "drafter": _TEXT, "verify_length": (int, _NONE), "accept": (str, _NONE),
-    "scripted": (bool,),
+    "scripted": (bool,), "mode": (str, _NONE),
 }  # fmt: skip
 _RUN = {
     "group": _TEXT, "lane": _TEXT, "stop": _TEXT, "set": _TEXT, "kind": _TEXT, "depth": _WHOLE,

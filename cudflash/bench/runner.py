@@ -40,8 +40,6 @@ class Settings:
         Answers per prompt and lane.
     stops : tuple of {"natural", "forced"}
         Whether the model's end token stops. Forced answers run on past it, often into loops.
-    speculative : {"on", "auto"}
-        "auto" has the gate, which pauses drafting where it does not pay.
     sampling : SamplingConfig
     seed : int
     """
@@ -49,7 +47,6 @@ class Settings:
     n_tokens: int = 128
     repetitions: int = 2
     stops: tuple[str, ...] = (NATURAL_STOP,)
-    speculative: str = "on"
     sampling: SamplingConfig = field(default_factory=lambda: SamplingConfig(temperature=0.0))
     seed: int = DEFAULT_SEED
 
@@ -57,7 +54,7 @@ class Settings:
         """What a record says about it."""
         return {
             "n_tokens": self.n_tokens, "repetitions": self.repetitions, "stops": list(self.stops),
-            "speculative": self.speculative, "sampling": self.sampling.to_dict(), "seed": self.seed,
+            "sampling": self.sampling.to_dict(), "seed": self.seed,
         }  # fmt: skip
 
 
@@ -191,7 +188,7 @@ class Bench:
         options = {"speculative": "off"}
         if lane.drafter != PLAIN:
             options = {
-                "speculative": settings.speculative, "verify_length": lane.verify_length,
+                "speculative": lane.mode, "verify_length": lane.verify_length,
                 "accept": lane.accept,
             }  # fmt: skip
             if lane.scripted:

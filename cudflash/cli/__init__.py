@@ -19,6 +19,7 @@ PIPE_CLOSED = 141  # 128 + SIGPIPE
 COMPLETE = "_CUDFLASH_COMPLETE"  # how click asks for completions
 
 COMMANDS = {
+    "demo": ("cudflash.cli.demo", "Show drafting and its proof on the small embedded pair."),
     "generate": ("cudflash.cli.generate", "Continue a text, or answer one question (--chat)."),
     "chat": ("cudflash.cli.chat", "Talk with a model, line by line."),
     "verify": ("cudflash.cli.verify", "Prove that drafting changes no token of an answer."),

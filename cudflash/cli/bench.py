@@ -67,8 +67,8 @@ lane_options = options(
     _many("--k", "--verify-length", "--verify-lengths", "--draft-max", "lengths",
           callback=_numbers, help="Verify lengths, with commas. Default: 7."),
     _many("--accept", "rules", help="Acceptance rules, with commas: match, ratio. Default: match."),
-    click.option("--speculative", type=click.Choice(["on", "auto"]), default="on",
-                 show_default=True, help="auto: with the gate that pauses drafting."),
+    _many("--speculative", "modes", help="on: always draft; auto: while it pays, up to the verify "
+          "length. Default: on."),
 )  # fmt: skip
 
 run_options = options(
@@ -190,8 +190,9 @@ def _prepare(output, files, params):
     drafts, pair = _open_drafts(model, paths, arguments)
     blocks = {kind: config.block_size for kind, (_, config) in drafts.items()}
     groups = choose_lanes(
-        params["drafters"], list(drafts), params["lengths"], params["rules"] or ["match"], blocks
-    )
+        params["drafters"], list(drafts), params["lengths"], params["rules"] or ["match"], blocks,
+        params["modes"] or ["on"],
+    )  # fmt: skip
     sets = []
     if params["prompt_file"] is None or params["sets"]:
         sets += choose_sets(params["sets"])
@@ -219,7 +220,7 @@ def _settings(params):
     stops, seed = params["stops"], params["seed"]
     return Settings(
         n_tokens=params["n_tokens"], repetitions=params["repetitions"],
-        stops=STOPS if stops == "both" else (stops,), speculative=params["speculative"],
+        stops=STOPS if stops == "both" else (stops,),
         sampling=SamplingConfig(temperature=params["temperature"]),
         seed=DEFAULT_SEED if seed is None else seed,
     )  # fmt: skip

@@ -156,7 +156,8 @@ def open_engine(output, model, arguments):
     output.note(engine_line(engine, model, explanation))
     for note in engine.notes:
         # what a file leaves out is shown by inspect; here it would hide what differs per run
-        tell = output.detail if note.startswith("default taken for") else output.note
+        own = "sink overridden" in note and "draft_sink" not in arguments  # the embedded pair's
+        tell = output.detail if own or note.startswith("default taken for") else output.note
         tell("note: " + visible(note))
     return engine
 
@@ -262,7 +263,14 @@ def stream_answer(output, generation, stream=True, watch=None):
 
 def _tell(output, event):
     """Say on stderr what happened beside the text."""
-    from cudflash.events import Diagnosed, DrafterFailed, GateChanged, PrefixReused, PromptProgress
+    from cudflash.events import (
+        Diagnosed,
+        DrafterFailed,
+        EconomyChanged,
+        GateChanged,
+        PrefixReused,
+        PromptProgress,
+    )
 
     if isinstance(event, PromptProgress):
         if event.done < event.total:
@@ -271,7 +279,7 @@ def _tell(output, event):
         output.detail(
             f"{event.cached_tokens} of {event.prompt_tokens} prompt tokens reused: {event.reason}"
         )
-    elif isinstance(event, GateChanged):
+    elif isinstance(event, GateChanged | EconomyChanged):
         output.detail(f"draft: {event.event.reason}")
     elif isinstance(event, DrafterFailed):
         output.note(f"note: {event.fault.reason}; the answer goes on without it")

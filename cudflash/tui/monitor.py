@@ -92,7 +92,7 @@ class Monitor:
         self._handlers = {}
         self._began = self._soonest = self.spent = 0.0
         self.drawn = 0
-        self._next_line = 0.0
+        self._next_line, self._last_line = 0.0, ""
         self._said = self.state.notices[-1] if self.state.notices else None
 
     def __enter__(self):
@@ -116,7 +116,7 @@ class Monitor:
                 self._give_signals()
                 self._leave()  # an interrupt may have come in between
         if not self.live and exc[0] is None:
-            self._line(final=True)
+            self._line()
 
     def see(self, event, at=NOW):
         """Take an event and show it when it is time to.
@@ -300,9 +300,10 @@ class Monitor:
             self._next_line = now + LINE_S
             self._line()
 
-    def _line(self, final=False):
+    def _line(self):
         text = summary(self.state)
-        if text and (not final or self.state.result is not None):
+        if text and text != self._last_line:
+            self._last_line = text
             self._say(text)
 
     def _print(self, text):

@@ -165,7 +165,10 @@ def gate_title(state):
         return [("gate ", "title"), ("open" if drafter["mode"] else "?", "dim")]
     name = "good" if state.gate.state == OPEN else "bad"
     mode = " (always)" if drafter["mode"] == "on" else ""
-    return [("gate ", "title"), (state.gate.state, name), (mode, "dim")]
+    parts = [("gate ", "title"), (state.gate.state, name), (mode, "dim")]
+    if state.paused and state.gate.state == OPEN:
+        parts += [("  paused: does not pay", "bad")]
+    return parts
 
 
 def gate(state, glyphs, width, n_lines):
@@ -192,6 +195,8 @@ def _reason(state):
         return "no round yet"
     if gate.state in (CLOSED, DISABLED):
         return event.reason if event is not None else "no reason was recorded"
+    if state.paused:
+        return state.economy.reason
     if mode == "on":
         return "drafting is kept on whatever the acceptance"
     if gate.warmup_left:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from cudflash.events import (
     Diagnosed,
     DrafterFailed,
+    EconomyChanged,
     Finished,
     GateChanged,
     PrefixReused,
@@ -55,10 +56,12 @@ class MonitorState:
         Tokens by kind, pending ones left out.
     stats : SpecStats
     recent : deque of (float or None)
-        Share accepted of each round that proposed something; None where the gate was closed.
+        Share accepted of each round that proposed something; None where drafting was paused.
     gate : GateStatus or None
     gate_event : GateEvent or None
         The last one.
+    economy : EconomyEvent or None
+        The last decision made by measured times.
     context : HeldRows or None
     fault : DrafterFault or None
     findings : list of Finding
@@ -88,7 +91,7 @@ class MonitorState:
         self.counts = dict.fromkeys((ACCEPTED, *OWN), 0)
         self.stats = SpecStats(facts.get("plain_step_ms"))
         self.recent = deque(maxlen=RECENT_ROUNDS)
-        self.gate = self.gate_event = self.context = self.fault = None
+        self.gate = self.gate_event = self.economy = self.context = self.fault = None
         self.reused = self.result = None
         self.findings = []
         self.prompt = (0, facts.get("prompt_tokens") or 0)
@@ -155,7 +158,7 @@ class MonitorState:
         self._settle([PLAIN] * lead + kinds[len(kinds) - (len(self.pending) - lead) :])
         if record.drafted:
             self.recent.append(record.accepted / len(record.drafted))
-        elif record.skipped == "gate" and self.recent and self.recent[-1] is not None:
+        elif record.skipped in ("gate", "economy") and self.recent and self.recent[-1] is not None:
             self.recent.append(None)
         self.gate = event.gate or self.gate
         self.context = event.context or self.context
@@ -170,6 +173,10 @@ class MonitorState:
     def _gate(self, event, at):
         self.gate_event = event.event
         self.notices.append(f"gate {event.event.kind}: {event.event.reason}")
+
+    def _economy(self, event, at):
+        self.economy = event.event
+        self.notices.append(f"drafting {_DECISIONS[event.event.kind]}: {event.event.reason}")
 
     def _failed(self, event, at):
         self.fault = event.fault
@@ -228,15 +235,26 @@ class MonitorState:
         return {name: ms / total for name, ms in parts.items()} if total > 0 else {}
 
     @property
+    def paused(self):
+        """Whether measured times have paused drafting."""
+        return self.economy is not None and self.economy.kind == "paused"
+
+    @property
     def pause(self):
-        """(tokens left, tokens in all) of a closed gate's pause, None while it is not closed."""
+        """(tokens left, tokens in all) of the gate's or the economy's pause, None without one."""
         gate, event = self.gate, self.gate_event
-        if gate is None or gate.resume_at is None:
+        if gate is None:
             return None
-        closed_at = event.committed if event is not None else gate.committed
-        return max(0, gate.resume_at - gate.committed), max(1, gate.resume_at - closed_at)
+        resume_at = gate.resume_at
+        if resume_at is None and self.paused:
+            event, resume_at = self.economy, self.economy.resume_at
+        if resume_at is None:
+            return None
+        began = event.committed if event is not None else gate.committed
+        return max(0, resume_at - gate.committed), max(1, resume_at - began)
 
 
+_DECISIONS = {"paused": "paused", "resumed": "resumed", "length": "changed"}
 _TAKE = {
     Started: MonitorState._started,
     PrefixReused: MonitorState._reused,
@@ -244,6 +262,7 @@ _TAKE = {
     TokenEvent: MonitorState._token,
     RoundFinished: MonitorState._round,
     GateChanged: MonitorState._gate,
+    EconomyChanged: MonitorState._economy,
     DrafterFailed: MonitorState._failed,
     Diagnosed: MonitorState._diagnosed,
     Finished: MonitorState._finished,

@@ -82,7 +82,7 @@ CHANGES = {
         sink={"value": 0, "source": "override", "file_value": None}),
     "draft block": lambda m: m["groups"][0]["draft"].update(full_block=False),
     "verify length": lambda m: m["groups"][0]["lanes"][1].update(verify_length=7),
-    "gate": lambda m: m["settings"].update(speculative="auto"),
+    "mode": lambda m: m["groups"][0]["lanes"][1].update(mode="auto"),
 }  # fmt: skip
 
 

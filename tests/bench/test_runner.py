@@ -13,7 +13,7 @@ from cudflash.errors import UsageError
 from cudflash.sampling import SamplingConfig
 from tests.helpers.engines import engine
 
-ORACLE, KEEP, WRONG = (Lane(n, 3, "match", True) for n in ("oracle", "keep-2", "wrong"))
+ORACLE, KEEP, WRONG = (Lane(n, 3, "match", True, "on") for n in ("oracle", "keep-2", "wrong"))
 
 
 def items(n=2):
@@ -108,7 +108,7 @@ def test_difference_is_found_and_placed(monkeypatch):
 def test_ratio_is_compared_with_itself():
     """Sampled answers under ratio, which need not be plain ones, called different; or unchecked."""
     sampling = SamplingConfig(temperature=0.9)
-    lanes = tuple(Lane("random", 3, rule, True) for rule in ("match", "ratio"))
+    lanes = tuple(Lane("random", 3, rule, True, "on") for rule in ("match", "ratio"))
     bench = measured(lanes, sampling=sampling)
     assert not bench.differences
     by_lane = defaultdict(set)
@@ -168,8 +168,12 @@ def test_lanes_of_drafts_and_scripts():
         "dflash2": ["dflash2 k7", "dflash2 k7 ratio", "oracle k7", "oracle k7 ratio"]
     }
     assert choose_lanes(["keep-2"], [], [3], ["match"], {}) == {
-        None: [Lane("keep-2", 3, "match", True)]
+        None: [Lane("keep-2", 3, "match", True, "on")]
     }
+    both = choose_lanes(["dflash2"], kinds, [], ["match"], blocks, ["on", "auto"])
+    assert [lane.name for lane in both["dflash2"]] == ["dflash2 k7", "dflash2 k7 auto"]
+    with pytest.raises(UsageError, match="speculative is 'off'"):
+        choose_lanes([], kinds, [], ["match"], blocks, ["off"])
     assert choose_lanes([], [], [], ["match"], {}) == {None: []}
     for wrong, words in (
         ((["mtp"], kinds, [], ["match"]), "drafter 'mtp' is not there.*dflash, dflash2"),

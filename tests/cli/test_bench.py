@@ -222,3 +222,26 @@ def test_compare_of_lanes_in_one_file(cli, tmp_path):
     a = write(tmp_path / "a.json", simple_record())
     done = cli("compare", a, a, "--lane", "plain", "--lane-b", "dflash2 k3")
     assert done.code == 0 and b"2.000 (2.000-2.000)" in done.out
+
+
+def test_auto_is_a_lane_beside_on(cli, target):
+    """A comparison of always drafting with drafting while it pays that needs two runs."""
+    done = cli("bench", target, *QUICK, "--speculative", "on,auto", "--json", "--verify-trials", 0)
+    assert done.code == 0, done.err
+    assert {c["lane"] for c in done.json["cells"]} == {"plain", "dflash2 k7", "dflash2 k7 auto"}
+
+
+def test_embedded_pair_has_both_drafts(cli, monkeypatch):
+    """A word that is taken for a file, or a pair of which one draft is measured."""
+    seen = []
+
+    def stop(output, model, arguments):
+        seen.append((model, arguments))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench_command, "open_engine", stop)
+    done = cli("bench", "demo", *QUICK)
+    assert done.code == 130 and "interrupted after 0 runs" in done.sentence
+    (model, arguments), = seen
+    assert model.endswith("glimmer-tiny-q4_k_m.gguf") and "dflash-" in arguments["draft"]
+    assert cli("bench", "demo", "demo:dflash2", *QUICK, "--drafters", "dflash").code == 2

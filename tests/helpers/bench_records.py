@@ -48,9 +48,9 @@ def record(runs, lanes=None, draft=DRAFT, **changes):
     """A record around runs."""
     lanes = lanes or [
         {"name": "plain", "drafter": "plain", "verify_length": None, "accept": None,
-         "scripted": False},
+         "scripted": False, "mode": None},
         {"name": "dflash2 k3", "drafter": "dflash2", "verify_length": 3, "accept": "match",
-         "scripted": False},
+         "scripted": False, "mode": "on"},
     ]  # fmt: skip
     prompts = dict.fromkeys((r["set"], r["index"], r["depth"], r["kind"]) for r in runs)
     items = [
@@ -69,7 +69,7 @@ def record(runs, lanes=None, draft=DRAFT, **changes):
         "schema": SCHEMA, "status": COMPLETE, "created": "2026-01-01T00:00:00Z",
         "command": "cudflash bench", "machine": {"cpu": "a processor", "cpus": 2, "system": "Linux"},
         "versions": {"cudflash": "1", "commit": "abc", "numpy": "2", "numba": "0", "python": "3"},
-        "settings": {"n_tokens": 64, "repetitions": 1, "stops": ["natural"], "speculative": "on",
+        "settings": {"n_tokens": 64, "repetitions": 1, "stops": ["natural"],
                      "sampling": {"temperature": 0.0}, "seed": 1},
         "prompts": {"sha256": "e" * 64, "sets": [], "items": items}, "groups": [group],
         "runs": runs, "verify_cost": [], "differences": [], "others_share": None,

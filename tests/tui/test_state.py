@@ -2,9 +2,13 @@
 
 import pytest
 
-from cudflash.events import Finished, RoundFinished, Started, TokenEvent
+from cudflash.events import EconomyChanged, Finished, RoundFinished, Started, TokenEvent
+from cudflash.spec.economy import EconomyEvent
+from cudflash.spec.gate import GateStatus
 from cudflash.spec.stats import identities
+from cudflash.tui.panels import gate, gate_title
 from cudflash.tui.state import MonitorState
+from cudflash.tui.style import UNICODE
 from tests.helpers.recorded_runs import (
     answer,
     events_of,
@@ -149,3 +153,18 @@ def test_unknown_events_are_left_alone():
     state = MonitorState()
     state.see(object(), 1.0)
     assert state.answers == 0
+
+
+def test_a_pause_that_times_have_decided_is_shown_and_counted_down():
+    """Catches a draft that stands still beside a gate that says open, without a reason."""
+    state = seen(answer(ROUNDS[:2]))
+    status = GateStatus("open", 1, 6, 2, 0, 6, None)
+    state.gate = status
+    paused = EconomyEvent("paused", 2, 6, 0, 0.4, 70, "drafting has cost more than it saved")
+    state.see(EconomyChanged(paused))
+    assert state.paused and state.pause == (64, 64)
+    assert "does not pay" in "".join(part[0] for part in gate_title(state))
+    assert any("cost more" in "".join(s.text for s in line) for line in gate(state, UNICODE, 60, 8))
+    state.see(EconomyChanged(EconomyEvent("resumed", 9, 70, 3, None, None, "tried again")))
+    assert not state.paused and state.pause is None
+    assert [n.split(":")[0] for n in state.notices][-2:] == ["drafting paused", "drafting resumed"]
