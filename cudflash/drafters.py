@@ -6,6 +6,7 @@ See ``cudflash.spec.drafters`` for the order of calls; derive from ``TokenDrafte
 from cudflash.spec.dflash import DFlashDrafter
 from cudflash.spec.drafters import (
     AlwaysWrong,
+    AtMost,
     Cycle,
     DraftContext,
     Drafter,
@@ -26,6 +27,7 @@ from cudflash.spec.proposals import (
 __all__ = [
     "POINT_MASS",
     "AlwaysWrong",
+    "AtMost",
     "Cycle",
     "DFlashDrafter",
     "DraftContext",

@@ -284,8 +284,7 @@ class Engine:
     def mtp_drafter(self, k=None):
         """Return a drafter that uses the MTP block of the model's own file, for one conversation.
 
-        Pass it to ``Session.generate``, or load with ``drafter="mtp"``. The block's weights are
-        loaded when it is first asked for.
+        For ``Session.generate``. The block is loaded when it is first asked for.
 
         Parameters
         ----------
@@ -305,14 +304,10 @@ class Engine:
 
     def _load_mtp(self):
         if self._mtp is None:
-            from cudflash.mtp_side import MTPSide, require_mtp
+            from cudflash.mtp_side import load_side
 
-            require_mtp(self._target, self._name)
             with self.lock:
-                self._mtp = MTPSide(
-                    self.ops, self._target, self.model, self.n_ctx, self.kv_type,
-                    self.activations, self.work.max_rows,
-                )  # fmt: skip
+                self._mtp = load_side(self, self._target)
         return self._mtp
 
     def generate(self, prompt, **options):

@@ -28,6 +28,21 @@ def require_mtp(target, path):
         )
 
 
+def load_side(engine, target):
+    """Return the MTPSide of an engine; ``target`` is what it was loaded from.
+
+    Raises
+    ------
+    UnsupportedError
+        If the file has no MTP block.
+    """
+    require_mtp(target, engine.gguf.path)
+    return MTPSide(
+        engine.ops, target, engine.model, engine.n_ctx, engine.kv_type, engine.activations,
+        engine.work.max_rows,
+    )  # fmt: skip
+
+
 class MTPSide:
     """The MTP block on the device of its target.
 

@@ -3,8 +3,8 @@
 Owns how a drafter is named and which verify lengths it is run with. Must not know how a lane is
 timed. Invariant: every drafted lane has the plain lane of the same engine beside it.
 
-A drafter is named by its kind. Kinds that come from a file (``dflash``, ``dflash2``, and what later
-versions load) are found among the drafts that were given; the scripted ones need none:
+A drafter is named by its kind. Kinds that come from a file (``dflash``, ``dflash2``) are found among
+the drafts that were given, ``mtp`` in the model's own file; the scripted ones need none:
 
 ========== =================================================
 oracle     proposes the plain answer: the ceiling of verification
@@ -12,6 +12,9 @@ wrong      proposes nothing right: the floor
 keep-K     K right tokens per block
 random     tokens by chance
 ========== =================================================
+
+Any number of drafted tokens k from 1 on can be asked for. The engine's verify lengths are pinned;
+another k is verified within the next longer one, its drafter being cut to k tokens.
 """
 
 from dataclasses import dataclass
@@ -19,13 +22,15 @@ from dataclasses import dataclass
 from cudflash.drafters import AlwaysWrong, KeepK, Oracle, Random
 from cudflash.errors import UsageError
 from cudflash.spec.acceptance import MATCH, RULES
+from cudflash.spec.mtp import DEFAULT_K
 from cudflash.spec.verify_length import (
+    LEGAL,
     check_verify_length,
     default_verify_length,
     legal_lengths,
 )
 
-PLAIN = "plain"
+PLAIN, MTP = "plain", "mtp"
 ON, AUTO = "on", "auto"  # modes of a drafted lane
 SCRIPTED = ("oracle", "wrong", "keep-K", "random")
 RANDOM_SEED = 5  # of the random drafter; any will do, it must only stay
@@ -40,6 +45,7 @@ class Lane:
     drafter : str
         "plain", the kind of a draft, or a scripted drafter.
     verify_length : int or None
+        Tokens drafted per round at most, k.
     accept : str or None
         Rule as asked for.
     scripted : bool
@@ -52,6 +58,16 @@ class Lane:
     accept: str | None = None
     scripted: bool = False
     mode: str | None = None
+
+    @property
+    def pinned(self):
+        """Verify length of the engine that holds k drafts."""
+        return min(n for n in LEGAL if n >= self.verify_length)
+
+    @property
+    def cut(self):
+        """Whether the drafter must be held to k tokens."""
+        return self.drafter == MTP or self.pinned != self.verify_length
 
     @property
     def name(self):
@@ -134,6 +150,8 @@ def choose_lanes(names, kinds, lengths, rules, blocks, modes=(ON,)):
     _check_lengths(lengths, [blocks.get(name) for _, name in wanted])
     for kind, name in wanted:
         length_of = _lengths(lengths, blocks.get(name))
+        if name == MTP and not lengths:
+            length_of = [DEFAULT_K]
         groups[kind] += [
             Lane(name, length, rule, name in scripted, mode)
             for length in length_of for rule in rules for mode in modes
@@ -148,11 +166,17 @@ def choose_lanes(names, kinds, lengths, rules, blocks, modes=(ON,)):
 def _check_lengths(lengths, blocks):
     """Refuse a length that no drafter of the run can have; one that some can have is fine."""
     for length in lengths:
-        if not any(length in legal_lengths(block) for block in blocks):
+        if not any(_can_have(length, block) for block in blocks):
             check_verify_length(length, blocks[0] if blocks else None)
+
+
+def _can_have(length, block):
+    legal = legal_lengths(block)
+    return bool(legal) and 1 <= length <= max(legal)
 
 
 def _lengths(lengths, block):
     """The lengths asked for that a drafter can have, or its default one."""
-    legal = legal_lengths(block)
-    return [n for n in lengths if n in legal] if lengths else [default_verify_length(block)]
+    if lengths:
+        return [n for n in lengths if _can_have(n, block)]
+    return [default_verify_length(block)]

@@ -7,6 +7,7 @@ figure of (set, depth, stop mode), there is no number over all sets, and synthet
 import csv
 import io
 
+from cudflash.bench.depth import depth_notes
 from cudflash.bench.lanes import PLAIN
 from cudflash.bench.record import COMPLETE
 from cudflash.bench.runner import verify_curve
@@ -251,6 +252,7 @@ def notes(record):
         if cell["looping"] and cell["looping"] > 0.5:
             lines.append(f"{where}: {percent(cell['looping'])} of the answers end in a loop, which "
                          "inflates acceptance")  # fmt: skip
+    lines += depth_notes(record, rows(record))
     for run in record["runs"]:
         if run["fault"]:
             lines.append(f"{run['set']} {run['index']}, {run['lane']}: {run['fault']}")

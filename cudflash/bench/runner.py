@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cudflash.bench.lanes import PLAIN, Lane, make_scripted
+from cudflash.bench.lanes import MTP, PLAIN, Lane, make_scripted
 from cudflash.bench.prompts import loops
 from cudflash.bench.statistics import COUNTS, LISTS, TIMES
 from cudflash.sampling import SamplingConfig
 from cudflash.spec.acceptance import MATCH
+from cudflash.spec.drafters import AtMost
 
 NATURAL_STOP, FORCED = "natural", "forced"
 STOPS = (NATURAL_STOP, FORCED)
@@ -188,15 +189,25 @@ class Bench:
         options = {"speculative": "off"}
         if lane.drafter != PLAIN:
             options = {
-                "speculative": lane.mode, "verify_length": lane.verify_length,
-                "accept": lane.accept,
+                "speculative": lane.mode, "verify_length": lane.pinned, "accept": lane.accept,
             }  # fmt: skip
             if lane.scripted:
                 options["drafter"] = make_scripted(lane.drafter, plain)
+            if lane.cut:
+                options["drafter"] = self._cut(group.engine, lane, options.get("drafter"))
         return group.session(lane).generate(
             list(ids), max_tokens=n_tokens or settings.n_tokens, sampling=settings.sampling,
             seed=settings.seed, ignore_eos=ignore_eos, **options,
         ).result()  # fmt: skip
+
+    @staticmethod
+    def _cut(engine, lane, drafter):
+        """A drafter of this answer's own that proposes at most k tokens."""
+        if lane.drafter == MTP:
+            return engine.mtp_drafter(lane.verify_length)
+        if drafter is None:
+            drafter = engine.draft.drafter(engine.config.vocab_size).drafter
+        return AtMost(drafter, lane.verify_length)
 
     # -- what is taken down -----------------------------------------------------------------------
 

@@ -63,9 +63,9 @@ prompt_options = options(
 
 lane_options = options(
     _many("--drafters", help="Drafters, with commas: kinds of the drafts given (dflash, dflash2), "
-          "or scripted ones: oracle, wrong, keep-K, random. Default: the drafts given."),
+          "mtp for the model's own MTP block, or scripted ones: oracle, wrong, keep-K, random. Default: the drafts given."),
     _many("--k", "--verify-length", "--verify-lengths", "--draft-max", "lengths",
-          callback=_numbers, help="Verify lengths, with commas. Default: 7."),
+          callback=_numbers, help="Tokens drafted per round at most, with commas. Default: 7, mtp: 3."),
     _many("--accept", "rules", help="Acceptance rules, with commas: match, ratio. Default: match."),
     _many("--speculative", "modes", help="on: always draft; auto: while it pays, up to the verify "
           "length. Default: on."),
@@ -175,7 +175,7 @@ class _Work:
 
 
 def _prepare(output, files, params):
-    from cudflash.bench.lanes import choose_lanes
+    from cudflash.bench.lanes import MTP, choose_lanes
     from cudflash.bench.prompts import check_context, choose_sets, needed_context, own_set
 
     n_tokens = params["n_tokens"]
@@ -188,7 +188,12 @@ def _prepare(output, files, params):
     arguments = take_engine(params)
     model, paths, arguments = _files(files, arguments)
     drafts, pair = _open_drafts(model, paths, arguments)
-    blocks = {kind: config.block_size for kind, (_, config) in drafts.items()}
+    if MTP in params["drafters"]:
+        from cudflash.mtp_side import require_mtp
+
+        require_mtp(pair.target, model)
+        drafts[MTP] = (None, None)
+    blocks = {kind: config and config.block_size for kind, (_, config) in drafts.items()}
     groups = choose_lanes(
         params["drafters"], list(drafts), params["lengths"], params["rules"] or ["match"], blocks,
         params["modes"] or ["on"],
@@ -334,6 +339,7 @@ def _measure(output, ctx, work, place):
 
 
 def _measure_group(output, work, bench, made, kind, lanes, tell):
+    from cudflash.bench.lanes import MTP
     from cudflash.bench.runner import Group, measure_verify_cost
 
     draft = None if kind is None else work.drafts[kind][0]
@@ -341,6 +347,8 @@ def _measure_group(output, work, bench, made, kind, lanes, tell):
     if draft is None:
         for name in ("draft_window", "draft_sink"):
             arguments.pop(name, None)
+    if kind == MTP:
+        arguments["drafter"] = MTP
     engine = open_engine(output, work.model, {**arguments, "draft": draft})
     group = Group(engine, kind or "none", lanes)
     tell("digests of the files")

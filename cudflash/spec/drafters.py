@@ -319,6 +319,27 @@ class Random(TokenDrafter):
         return (word * n_vocab) >> 64
 
 
+class AtMost:
+    """Another drafter, held to ``k`` tokens per round; everything else is the other's.
+
+    Parameters
+    ----------
+    drafter : Drafter
+    k : int
+        At least 1.
+    """
+
+    def __init__(self, drafter, k):
+        self._drafter, self._k = check_drafter(drafter), _whole("k", k)
+
+    def __getattr__(self, name):
+        return getattr(self._drafter, name)
+
+    def propose(self, anchor, n, context):
+        """Propose the first ``k`` of what the other proposes."""
+        return self._drafter.propose(anchor, min(n, self._k), context)
+
+
 def _whole(name, value):
     if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < 0:
         raise UsageError(f"{name} is {value!r}, expected a whole number of at least 0")

@@ -178,7 +178,8 @@ def test_lanes_of_drafts_and_scripts():
     for wrong, words in (
         ((["mtp"], kinds, [], ["match"]), "drafter 'mtp' is not there.*dflash, dflash2"),
         ((["keep-x"], kinds, [], ["match"]), "not there"),
-        (([], kinds, [5], ["match"]), "verify length is 5"),
+        (([], kinds, [16], ["match"]), "verify length is 16"),
+        (([], kinds, [0], ["match"]), "verify length is 0"),
         ((["dflash2"], kinds, [15], ["match"]), "verify length is 15"),
         (([], kinds, [], ["often"]), "accept is 'often'"),
         ((["oracle", "oracle"], kinds, [], ["match"]), "twice"),
