@@ -259,6 +259,23 @@ def test_a_checkpoint_outlives_what_comes_after_it():
         assert sequence.digest() == clean(prefix)[1]
 
 
+@pytest.mark.parametrize("blocks", [(6,), (10, 5, 6), (10, 3), (4, 3)])
+def test_a_restored_state_knows_nothing_of_the_conversation_in_between(blocks):
+    """Catches slots and tape rows of another conversation that fit the restored length by chance."""
+    sequence, fresh = Sequence(), Fresh()
+    prefix = fresh(10)
+    sequence.run(prefix)
+    sequence.commit(prefix, 10)
+    sequence.state.save(0, 10)
+    sequence.ids = []
+    for rows in blocks:
+        ids = fresh(rows)
+        sequence.run(ids)
+        sequence.commit(ids, rows)
+    sequence.state.restore(0)
+    assert [n for n in range(1, 40) if sequence.state.reachable(n)] == [10]
+
+
 def test_bytes_are_those_that_plan_counts():
     """Catches a buffer that plan does not know of."""
     sequence = Sequence()
