@@ -295,8 +295,6 @@ class Engine:
         ------
         UnsupportedError
             If the file has no such block.
-        UsageError
-            For another k.
         """
         self.check_open()
         side = self._load_mtp()

@@ -54,6 +54,9 @@ def test_mtp_block_matches_llama_cpp():
     parity.assert_close(
         found, case.data["f32/p2/mtp_logits"], tolerances.LOGITS_F32, "MTP logits"
     )
+    raw = model.forward(tokens).layer_inputs[-1]  # before the final norm: not what it was given
+    other, _ = model.mtp(tokens, np.concatenate([0 * raw[:1], raw[:-1]]), np.arange(len(tokens)))
+    assert np.abs(other - found).max() > 0.1
 
 
 def test_states_after_a_sequence_match_its_parts():
