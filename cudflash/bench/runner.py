@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cudflash.bench.lanes import MTP, PLAIN, Lane, make_scripted
+from cudflash.bench.lanes import MTP, PLAIN, Lane, covering, make_scripted
 from cudflash.bench.prompts import loops
 from cudflash.bench.statistics import COUNTS, LISTS, TIMES
 from cudflash.sampling import SamplingConfig
@@ -74,18 +74,30 @@ class Group:
     def __init__(self, engine, name, lanes):
         self.engine, self.name = engine, name
         self.lanes = (Lane(PLAIN), *lanes)
-        self._sessions = {}
+        self._sessions, self._drafters = {}, {}
 
     def session(self, lane):
-        """The conversation of plain or of drafted answers.
+        """The conversation of plain or of drafted answers; of each lane of an MTP block.
 
         Kept over the prompts, so that passes are recorded once and a common beginning (the filler)
         is evaluated once; an answer has the bits of a fresh conversation.
         """
-        key = lane.drafter == PLAIN
+        key = lane.name if lane.drafter in (PLAIN, MTP) else None
         if key not in self._sessions:
             self._sessions[key] = self.engine.session()
         return self._sessions[key]
+
+    def mtp_drafter(self, lane):
+        """The drafter of the target's own MTP block; it belongs to the lane's conversation."""
+        if lane.name not in self._drafters:
+            self._drafters[lane.name] = self.engine.mtp_drafter(lane.verify_length)
+        return self._drafters[lane.name]
+
+    def held_drafter(self, lane, drafter=None):
+        """A drafter held to the lane's k; the draft's, made for one answer, if none is given."""
+        if drafter is None:
+            drafter = self.engine.draft.drafter(self.engine.config.vocab_size).drafter
+        return AtMost(drafter, lane.verify_length)
 
     def to_dict(self):
         """Everything in effect, for the record."""
@@ -189,25 +201,21 @@ class Bench:
         options = {"speculative": "off"}
         if lane.drafter != PLAIN:
             options = {
-                "speculative": lane.mode, "verify_length": lane.pinned, "accept": lane.accept,
+                "speculative": lane.mode, "verify_length": lane.verify_length,
+                "accept": lane.accept,
             }  # fmt: skip
             if lane.scripted:
                 options["drafter"] = make_scripted(lane.drafter, plain)
-            if lane.cut:
-                options["drafter"] = self._cut(group.engine, lane, options.get("drafter"))
+            elif lane.drafter == MTP:
+                options["drafter"] = group.mtp_drafter(lane)
+            if covering(lane.verify_length) != lane.verify_length:
+                options["verify_length"] = covering(lane.verify_length)
+                if lane.drafter != MTP:
+                    options["drafter"] = group.held_drafter(lane, options.get("drafter"))
         return group.session(lane).generate(
             list(ids), max_tokens=n_tokens or settings.n_tokens, sampling=settings.sampling,
             seed=settings.seed, ignore_eos=ignore_eos, **options,
         ).result()  # fmt: skip
-
-    @staticmethod
-    def _cut(engine, lane, drafter):
-        """A drafter of this answer's own that proposes at most k tokens."""
-        if lane.drafter == MTP:
-            return engine.mtp_drafter(lane.verify_length)
-        if drafter is None:
-            drafter = engine.draft.drafter(engine.config.vocab_size).drafter
-        return AtMost(drafter, lane.verify_length)
 
     # -- what is taken down -----------------------------------------------------------------------
 

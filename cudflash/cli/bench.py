@@ -63,7 +63,8 @@ prompt_options = options(
 
 lane_options = options(
     _many("--drafters", help="Drafters, with commas: kinds of the drafts given (dflash, dflash2), "
-          "mtp for the model's own MTP block, or scripted ones: oracle, wrong, keep-K, random. Default: the drafts given."),
+          "mtp of the model's own file, or scripted ones: oracle, wrong, keep-K, random. Default: the "
+          "drafts given."),
     _many("--k", "--verify-length", "--verify-lengths", "--draft-max", "lengths",
           callback=_numbers, help="Tokens drafted per round at most, with commas. Default: 7, mtp: 3."),
     _many("--accept", "rules", help="Acceptance rules, with commas: match, ratio. Default: match."),
@@ -175,7 +176,7 @@ class _Work:
 
 
 def _prepare(output, files, params):
-    from cudflash.bench.lanes import MTP, choose_lanes
+    from cudflash.bench.lanes import choose_lanes
     from cudflash.bench.prompts import check_context, choose_sets, needed_context, own_set
 
     n_tokens = params["n_tokens"]
@@ -188,15 +189,10 @@ def _prepare(output, files, params):
     arguments = take_engine(params)
     model, paths, arguments = _files(files, arguments)
     drafts, pair = _open_drafts(model, paths, arguments)
-    if MTP in params["drafters"]:
-        from cudflash.mtp_side import require_mtp
-
-        require_mtp(pair.target, model)
-        drafts[MTP] = (None, None)
-    blocks = {kind: config and config.block_size for kind, (_, config) in drafts.items()}
+    blocks = {kind: config.block_size for kind, (_, config) in drafts.items()}
     groups = choose_lanes(
         params["drafters"], list(drafts), params["lengths"], params["rules"] or ["match"], blocks,
-        params["modes"] or ["on"],
+        params["modes"] or ["on"], getattr(pair.target.weights, "mtp", None) is not None,
     )  # fmt: skip
     sets = []
     if params["prompt_file"] is None or params["sets"]:
@@ -339,7 +335,6 @@ def _measure(output, ctx, work, place):
 
 
 def _measure_group(output, work, bench, made, kind, lanes, tell):
-    from cudflash.bench.lanes import MTP
     from cudflash.bench.runner import Group, measure_verify_cost
 
     draft = None if kind is None else work.drafts[kind][0]
@@ -347,8 +342,6 @@ def _measure_group(output, work, bench, made, kind, lanes, tell):
     if draft is None:
         for name in ("draft_window", "draft_sink"):
             arguments.pop(name, None)
-    if kind == MTP:
-        arguments["drafter"] = MTP
     engine = open_engine(output, work.model, {**arguments, "draft": draft})
     group = Group(engine, kind or "none", lanes)
     tell("digests of the files")

@@ -3,6 +3,7 @@
     python -m scripts.train_pair.measure acceptance --prompts PROMPTS --out results/acceptance.json
     python -m scripts.train_pair.measure bits --work DIR --out results/bits.json
     python -m scripts.train_pair.measure speed --prompts PROMPTS --out results/speed.json
+    python -m scripts.train_pair.measure cost --out results/cost.json
 
 Acceptance length is tokens emitted per target pass, the target's own included, over all rounds of
 all prompts of a kind. The rule is the default one (match), so the text is that of plain decoding.
@@ -164,10 +165,54 @@ def speed(args):
             for name, v in found.items()}  # fmt: skip
 
 
+def cost(args):
+    """Milliseconds of a target pass of 1 to 16 rows and of a draft pass, in turns.
+
+    After 384 tokens of context: six draft windows, three of the target's.
+    """
+    from cudflash.model.draft_runner import DraftRunner
+
+    found = {}
+    for kind in LENGTHS:
+        engine = load(args.pair, kind, n_ctx=1024, **args.settings)
+        runner = engine.session()._runner
+        for _ in range(2):
+            runner.prefill_chunk(list(range(10, 202)), False)
+        # below the public API: a draft context without a conversation has no name there
+        draft = DraftRunner(engine.ops, engine.draft.model, engine.draft.work)
+        shape = (128, len(engine.draft_config.taps), engine.config.hidden_dim)
+        rows = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+        for _ in range(3):
+            draft.observe(engine.ops.upload(rows), len(rows))
+        block = engine.draft_config.block_size
+
+        def target_pass(n, runner=runner):
+            runner.step(list(range(10, 10 + n)), "all")
+            runner.rollback()
+
+        lanes = {f"target, {n} rows": (target_pass, n) for n in (1, 4, 8, 16)}
+        lanes["draft pass"] = (lambda n, draft=draft: draft.propose(5, n)), block - 1
+        times = {name: [] for name in lanes}
+        for repeat in range(args.count * 20):
+            for name, (act, n) in list(lanes.items())[:: 1 if repeat % 2 else -1]:
+                started = time.perf_counter()
+                act(n)
+                if repeat > 2:  # the first ones record
+                    times[name].append(1e3 * (time.perf_counter() - started))
+        one = times["target, 1 rows"]
+        found[kind] = {name: {"ms": round(median(v), 3),
+                              "to_one_row": round(median(a / b for a, b in zip(v, one)), 2)}
+                       for name, v in times.items()}  # fmt: skip
+    return found
+
+
+MEASUREMENTS = {"acceptance": acceptance, "bits": bits, "speed": speed, "cost": cost}
+
+
 def main():
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["acceptance", "bits", "speed"])
+    parser.add_argument("what", choices=list(MEASUREMENTS))
     parser.add_argument("--pair", type=Path, default=PAIR)
     parser.add_argument("--prompts", type=Path)
     parser.add_argument("--work", type=Path)
@@ -178,7 +223,7 @@ def main():
     parser.add_argument("--sink", type=int, help="pinned rows instead of the engine's default")
     args = parser.parse_args()
     args.settings = {} if args.sink is None else {"draft_sink": args.sink}
-    result = {"acceptance": acceptance, "bits": bits, "speed": speed}[args.what](args)
+    result = MEASUREMENTS[args.what](args)
     text = json.dumps(result, indent=1)
     if args.what != "acceptance":
         print(text)

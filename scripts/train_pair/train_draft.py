@@ -28,7 +28,7 @@ SETTINGS = {
     "dflash2": {"rows": {8: 1.0}, "rate": 0.4, "flat": 0.3, "start": "dflash"},
 }
 RATES = {"matrix": 0.02, "embedding": 0.01, "head": 0.0, "vector": 0.006}
-HALF_LIFE = 4.0  # rows over which the weight of a row's loss falls to 1 / e
+HALF_LIFE = 2.2  # rows over which the weight of a row falls to 1 / e: few blocks get further
 SEQUENCES, BLOCKS = 12, 30  # of a step, and per sequence
 CORPUS_SHARE = 0.3  # of the steps
 # Steps that pin the first rows, among those with short blocks: cudflash can, llama.cpp does not, and

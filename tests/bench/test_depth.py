@@ -3,24 +3,22 @@
 import pytest
 
 from cudflash.bench.depth import depth_notes
-from cudflash.bench.lanes import Lane, choose_lanes
+from cudflash.bench.lanes import Lane, choose_lanes, covering
 from cudflash.drafters import AtMost, Oracle
 from tests.helpers.engines import greedy
 from tests.helpers.hybrid_model import hybrid_engine
 
 
 def test_lanes_of_any_depth():
-    """A depth that is rounded to a pinned length, or a lane that is not held to its k."""
-    blocks = {"dflash2": 8, "mtp": None}
-    lanes = choose_lanes(["dflash2", "mtp"], list(blocks), [1, 2, 3, 5, 7], ["match"], blocks)
-    for kind in blocks:
-        assert [lane.name for lane in lanes[kind]] == [f"{kind} k{k}" for k in (1, 2, 3, 5, 7)]
-        assert [lane.pinned for lane in lanes[kind]] == [3, 3, 3, 7, 7]
-    assert [lane.cut for lane in lanes["dflash2"]] == [True, True, False, True, False]
-    assert all(lane.cut for lane in lanes["mtp"])
-    assert choose_lanes(["mtp"], ["mtp"], [], ["match"], {"mtp": None})["mtp"] == [
-        Lane("mtp", 3, "match", False, "on")
+    """A depth that is left out or rounded to a pinned length."""
+    depths = (1, 2, 3, 5, 7)
+    lanes = choose_lanes(
+        ["dflash2", "mtp"], ["dflash2"], depths, ["match"], {"dflash2": 8}, has_mtp=True
+    )["dflash2"]
+    assert [lane.name for lane in lanes] == [
+        f"{kind} k{k}" for kind in ("dflash2", "mtp") for k in depths
     ]
+    assert [covering(k) for k in depths] == [3, 3, 3, 7, 7]
 
 
 @pytest.mark.parametrize("k", [1, 2, 5])
