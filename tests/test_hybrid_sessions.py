@@ -157,6 +157,26 @@ def test_used_sessions_with_a_draft_equal_fresh_ones():
     assert all(check.passed for check in checks), [c for c in checks if not c.passed]
 
 
+def test_a_state_of_an_earlier_conversation_is_not_met_again():
+    """Catches a slot that still names the position of other tokens.
+
+    The first conversation ends at a position inside the second, which is read from its start in
+    large chunks; the third parts from the second at just that position.
+    """
+    one = engine("qwen35", threads=1)
+    session = one.session()
+    greedy(session, ids(40), 6, ignore_eos=True)
+    end = len(session.tokens)
+    other = ids(90, seed=3)
+    greedy(session, other, 2, ignore_eos=True)
+    for cut in range(end - 2, end + 2):
+        prompt = other[:cut] + ids(5, seed=cut)
+        warm = greedy(session, prompt, 6, ignore_eos=True)
+        assert warm.tokens == greedy(one, prompt, 6, ignore_eos=True).tokens
+        greedy(session, ids(40), 6, ignore_eos=True)
+        greedy(session, other, 2, ignore_eos=True)
+
+
 def test_scripts_hold_what_their_names_say():
     """Catches a proof that proves nothing: no shorter request, no taking of turns."""
     requests, shorter, turns = scripts(list(range(50)), 50, 1)

@@ -70,6 +70,8 @@ def build_open():
         put(plan, READ, word(control, PARITY))
         put(control, CURRENT, target)
         put(control, BASES + target, position + n_rows)
+        if word(control, BASES + source) > position:  # at the start of another sequence
+            put(control, BASES + source, -1)
         left = min(position - word(control, TAPE_BASE), word(control, TAPE_ROWS))
         put(control, TAPE_ROWS, max(left, np.int64(0)))
 
