@@ -1,6 +1,6 @@
 """Drafted decoding of the embedded pair here and in llama.cpp, in turns, on the same files and prompts.
 
-    python scripts/compare_llama_cpp.py [--peer PATH] [--drafts dflash,dflash2] [--verify-length 7]
+    python -m scripts.compare_llama_cpp [--peer PATH] [--drafts dflash,dflash2] [--verify-length 7]
                                         [--per-kind 2] [--tokens 128] [--repeats 3] [--threads 2]
 
 The peer is llama-speculative-simple of a llama.cpp with ``--spec-type draft-dflash``: given, or found
@@ -18,10 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 from statistics import median
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import cudflash
 from cudflash.demo import demo_files
@@ -151,8 +148,11 @@ def report(rows):
     other = [r["tps"] for r in rows if r["program"] != "cudflash"]
     if other:
         ratios = [a / b for a, b in zip(own, other, strict=True)]
-        lines += ["", f"Drafted speed, cudflash to llama.cpp: {median(ratios):.2f} "
-                      f"({min(ratios):.2f} to {max(ratios):.2f}) over {len(ratios)} prompts."]  # fmt: skip
+        lines.append("")
+        lines.append(
+            f"Drafted speed, cudflash to llama.cpp: {median(ratios):.2f} ({min(ratios):.2f} to "
+            f"{max(ratios):.2f}) over {len(ratios)} prompts."
+        )
     return lines
 
 

@@ -1,6 +1,6 @@
 """Write the golden traces of the embedded pair: what its drafts propose, round by round.
 
-    python scripts/make_demo_traces.py
+    python -m scripts.make_demo_traces
 
 Writes tests/vectors/demo_pair/traces.json and its line of SHA256SUMS. To be run after the files of the
 pair or docs/NUMERICS.md have changed, never to make a failing test pass.
@@ -8,10 +8,6 @@ pair or docs/NUMERICS.md have changed, never to make a failing test pass.
 
 import hashlib
 import json
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.helpers.demo_faults import FOLDER, KINDS, chosen, pair, trace
 

@@ -1,7 +1,7 @@
 """Measure what wrong conditioning does to the drafts of the embedded pair; prints the table of
 docs/SPECULATION.md.
 
-    python scripts/measure_faults.py [--per-kind 8] [--tokens 64] [--stride 4] [--write]
+    python -m scripts.measure_faults [--per-kind 8] [--tokens 64] [--stride 4] [--write]
 
 For every fault: tokens emitted per target pass at the same anchors, the difference with its 95 %
 bootstrap interval over prompts (paired), the share of drafted tokens that differ, and the same on a
@@ -14,8 +14,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.helpers.demo_faults import (
     FAULTS,

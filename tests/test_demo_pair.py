@@ -57,7 +57,7 @@ def right(kind):
 def test_traces_belong_to_the_files(kind):
     """Catches a pair that was replaced without its traces, which then prove nothing."""
     one, made = pair(kind), golden()["drafts"][kind]
-    again = "run scripts/make_demo_traces.py"
+    again = "run python -m scripts.make_demo_traces"
     assert made["target_sha256"] == one.target_digest(), again
     assert made["draft_sha256"] == one.draft.digest(), again
 

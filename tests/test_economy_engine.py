@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from cudflash.cli.draft_options import draft_line
 from cudflash.drafters import AlwaysWrong, KeepK, Oracle
 from cudflash.events import EconomyChanged, RoundFinished
 from cudflash.receipt import validate_receipt
@@ -139,6 +140,9 @@ def test_a_draft_that_does_not_pay_is_paused_and_that_is_told(monkeypatch):
     assert told and told[0].kind == "paused" and "times the speed of plain" in told[0].reason
     assert stats["economy"]["pauses"] and stats["skipped"]["economy"] > 150
     assert stats["draft_rounds"] < 2 * ALLOWANCE
+    line = draft_line(stats)
+    assert f"drafted in {stats['draft_rounds']} of {stats['rounds']} rounds" in line
+    assert "then paused (drafting" in line
     told, stats = answer(Oracle(plain.tokens))
     assert not told and stats["skipped"].keys() <= {"measure", "budget"}
     told, stats = answer(AlwaysWrong(plain.tokens), speculative="on")

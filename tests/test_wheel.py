@@ -47,7 +47,7 @@ def test_wheel_holds_every_source_and_nothing_generic(wheel):
     top = {name.split("/")[0] for name in names}
     assert {name for name in top if not name.endswith(".dist-info")} == {"cudflash"}
     for path in tracked("cudflash/*", "loader/*", "raw_kernels/*"):
-        if path.suffix in (".py", ".cu", ".cuh"):
+        if path.suffix in (".py", ".cu", ".cuh") or "prompts" in path.parts:
             inside = path if path.parts[0] == "cudflash" else "cudflash" / path
             assert str(inside) in names
     info = next(name for name in names if name.endswith("entry_points.txt"))

@@ -40,7 +40,10 @@ def plot(record, path):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    settings = {"svg.hashsalt": "cudflash", "font.size": 9, "axes.grid": True, "grid.alpha": 0.3}
+    settings = {
+        "svg.hashsalt": "cudflash", "svg.fonttype": "none", "font.size": 9, "axes.grid": True,
+        "grid.alpha": 0.3,
+    }  # fmt: skip
     with matplotlib.rc_context(settings):
         figure = Figure(figsize=INCHES, layout="constrained")
         FigureCanvasAgg(figure)
@@ -48,14 +51,45 @@ def plot(record, path):
         lanes = _shown_lanes(record)
         shown = [r for r in rows(record) if r["kind"] == "natural" and r["lane"] in lanes]
         drafted = [row for row in shown if row["speed-up"] is not None]
-        _against_depth(panels[0, 0], drafted, "speed-up", "times plain decoding")
+        look = _Look(drafted)
+        _against_depth(panels[0, 0], drafted, "speed-up", "times plain decoding", look)
         panels[0, 0].axhline(1, color="black", linewidth=1)
-        _against_depth(panels[0, 1], drafted, "acceptance length", "tokens per drafting round")
-        _positions(panels[1, 0], record, lanes)
+        _against_depth(panels[0, 1], drafted, "acceptance length", "tokens per drafting round", look)
+        _positions(panels[1, 0], record, look)
         _stairs(panels[1, 1], record)
         figure.suptitle(_title(record), fontsize=8)
+        if drafted:
+            figure.legend(handles=look.handles(), loc="outside lower center", ncols=6, fontsize=7)
         metadata = {"Date": None} if str(path).lower().endswith(".svg") else {}
         figure.savefig(path, dpi=DPI, metadata=metadata)
+
+
+class _Look:
+    """Which colour is which set, which marker and stroke is which lane: one legend for all panels."""
+
+    def __init__(self, drafted):
+        self.sets = list(dict.fromkeys(row["set"] for row in drafted))
+        self.lanes = list(dict.fromkeys(row["lane"] for row in drafted))
+
+    def of(self, name, lane):
+        """Arguments of a line for a set and a lane."""
+        number = self.lanes.index(lane)
+        return {
+            "color": f"C{self.sets.index(name) % 10}", "marker": MARKERS[number % len(MARKERS)],
+            "markersize": 4, "linewidth": 1,
+        }  # fmt: skip
+
+    def handles(self):
+        """What the legend shows."""
+        from matplotlib.lines import Line2D
+        from matplotlib.patches import Patch
+
+        sets = [Patch(color=f"C{i % 10}", label=name) for i, name in enumerate(self.sets)]
+        lanes = [
+            Line2D([], [], color="black", linestyle="", marker=MARKERS[i % len(MARKERS)], label=lane)
+            for i, lane in enumerate(self.lanes)
+        ]
+        return sets + lanes
 
 
 def _shown_lanes(record):
@@ -76,36 +110,30 @@ def _title(record):
     )
 
 
-def _against_depth(panel, drafted, key, label):
+def _against_depth(panel, drafted, key, label, look):
     """One line per set and lane over the depths; sets side by side where there is one depth."""
-    panel.set_title(f"{key}, natural text")
-    panel.set_ylabel(label)
-    depths = sorted({row["depth"] for row in drafted})
-    lanes = list(dict.fromkeys(row["lane"] for row in drafted))
     stops = {row["stop"] for row in drafted}
-    drafted = [r for r in drafted if r["stop"] == ("natural" if "natural" in stops else "forced")]
-    sets = list(dict.fromkeys(row["set"] for row in drafted))
-    for number, lane in enumerate(lanes):
-        mine = [row for row in drafted if row["lane"] == lane and row[key] is not None]
-        if len(depths) > 1:
-            for name in sets:
-                line = sorted((r for r in mine if r["set"] == name), key=lambda r: r["depth"])
-                panel.plot(
-                    [r["depth"] for r in line], [r[key] for r in line],
-                    marker=MARKERS[number % len(MARKERS)], color=f"C{sets.index(name) % 10}",
-                    linestyle=("-", "--", ":", "-.")[number % 4], label=f"{name}, {lane}",
-                )  # fmt: skip
-            continue
-        step = 0.8 / max(1, len(lanes))
-        at = [sets.index(r["set"]) + (number - (len(lanes) - 1) / 2) * step for r in mine]
-        panel.bar(at, [r[key] for r in mine], step * 0.9, color=f"C{number}", label=lane,
-                  yerr=_errors(mine) if key == "speed-up" else None, capsize=2)  # fmt: skip
+    stop = "natural" if "natural" in stops else "forced"
+    drafted = [r for r in drafted if r["stop"] == stop and r[key] is not None]
+    panel.set_title(f"{key}, natural text, {stop} stop")
+    panel.set_ylabel(label)
+    depths = {row["depth"] for row in drafted}
+    step = 0.8 / max(1, len(look.lanes))
+    for number, lane in enumerate(look.lanes):
+        for name in look.sets:
+            mine = [row for row in drafted if (row["lane"], row["set"]) == (lane, name)]
+            line = sorted(mine, key=lambda row: row["depth"])
+            at = [row["depth"] for row in line]
+            if len(depths) <= 1:
+                shift = (number - (len(look.lanes) - 1) / 2) * step
+                at = [look.sets.index(name) + shift] * len(line)
+            errors = _errors(line) if key == "speed-up" and line else None
+            panel.errorbar(at, [row[key] for row in line], yerr=errors, capsize=2,
+                           elinewidth=0.5, **look.of(name, lane))  # fmt: skip
     if len(depths) > 1:
         panel.set_xlabel("tokens before the prompt")
     else:
-        panel.set_xticks(range(len(sets)), sets, rotation=30)
-    if drafted:
-        panel.legend(fontsize=6, ncols=2)
+        panel.set_xticks(range(len(look.sets)), look.sets, rotation=30)
 
 
 def _errors(mine):
@@ -116,14 +144,14 @@ def _errors(mine):
     return [low, high]
 
 
-def _positions(panel, record, shown):
+def _positions(panel, record, look):
     """Share accepted at each position: full lines unconditional, dotted ones conditional."""
     panel.set_title("accepted by position (dotted: given all before it)")
     panel.set_xlabel("position in the block")
-    panel.set_ylim(0, 1.02)
+    panel.set_ylim(-0.02, 1.02)
     found = [
         cell for cell in cells(record["runs"])
-        if cell["acceptance"] and cell["kind"] == "natural" and cell["lane"] in shown
+        if cell["acceptance"] and cell["kind"] == "natural" and cell["lane"] in look.lanes
     ]  # fmt: skip
     deepest = {}
     for cell in found:  # the longest verify length of each drafter shows the most
@@ -133,20 +161,15 @@ def _positions(panel, record, shown):
             deepest[drafter] = (cell["lane"], len(cell["acceptance"]["at"]))
     lanes = {lane for lane, _ in deepest.values()}
     first = min((c["depth"] for c in found), default=0)
-    mine = [c for c in found if c["lane"] in lanes and c["depth"] == first]
-    sets = list(dict.fromkeys(cell["set"] for cell in mine))
-    order = list(dict.fromkeys(cell["lane"] for cell in mine))
-    for cell in mine:
-        color, marker = f"C{sets.index(cell['set']) % 10}", MARKERS[order.index(cell["lane"]) % 10]
+    for cell in found:
+        if cell["lane"] not in lanes or cell["depth"] != first or cell["set"] not in look.sets:
+            continue
         for key, style in (("at", "-"), ("at_conditional", ":")):
             shares = cell["acceptance"][key]
             panel.plot(
                 range(1, len(shares) + 1), [float("nan") if s is None else s for s in shares],
-                style, color=color, marker=marker, markersize=3,
-                label=f"{cell['set']}, {cell['lane']}" if key == "at" else None,
+                linestyle=style, **look.of(cell["set"], cell["lane"]),
             )  # fmt: skip
-    if mine:
-        panel.legend(fontsize=6, ncols=2)
 
 
 def _stairs(panel, record):
@@ -157,7 +180,7 @@ def _stairs(panel, record):
         costs = [c for c in record["verify_cost"] if (c["group"], c["depth"]) == (group, depth)]
         curve = verify_curve(costs)
         panel.step([m for m, _, _ in curve], [ratio for _, _, ratio in curve], where="mid",
-                   marker=".", label=f"after {depth} tokens")  # fmt: skip
+                   marker=".", label=f"after {depth} token{'' if depth == 1 else 's'}")  # fmt: skip
     if record["verify_cost"]:
         panel.set_ylim(bottom=0)
         panel.legend(fontsize=7)
