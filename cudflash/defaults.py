@@ -7,4 +7,5 @@ ACTIVATIONS = "int8x2"  # chosen by the measurements in docs/NUMERICS.md, sectio
 ACTIVATION_TYPES = ("int8", "int8x2")
 PREFILL_ROWS = 256  # rows of a prefill chunk; sizes scratch, never changes a result
 LOGIT_ROWS = 16  # rows of logits computed at once: the largest verify block
+CHECKPOINTS = 4  # of a recurrent state, per session: lengths that a next prompt can go on from
 NUMERICS = "1"  # version of the contract in docs/NUMERICS.md; higher when any bit changes

@@ -6,6 +6,7 @@ See ``cudflash.spec.drafters`` for the order of calls; derive from ``TokenDrafte
 from cudflash.spec.dflash import DFlashDrafter
 from cudflash.spec.drafters import (
     AlwaysWrong,
+    AtMost,
     Cycle,
     DraftContext,
     Drafter,
@@ -15,6 +16,7 @@ from cudflash.spec.drafters import (
     Random,
     TokenDrafter,
 )
+from cudflash.spec.mtp import MTPDrafter
 from cudflash.spec.proposals import (
     POINT_MASS,
     DraftSampler,
@@ -25,12 +27,14 @@ from cudflash.spec.proposals import (
 __all__ = [
     "POINT_MASS",
     "AlwaysWrong",
+    "AtMost",
     "Cycle",
     "DFlashDrafter",
     "DraftContext",
     "DraftSampler",
     "Drafter",
     "KeepK",
+    "MTPDrafter",
     "NoDrafter",
     "Oracle",
     "Proposal",

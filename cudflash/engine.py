@@ -29,6 +29,8 @@ from cudflash.rounds import StepMeter
 from cudflash.session import Session
 from cudflash.spec.verify_length import default_verify_length
 
+MTP = "mtp"  # the drafter that a model brings itself
+
 
 def load(
     target,
@@ -66,8 +68,8 @@ def load(
         if absent.
     draft_window : int, optional
         Override of the draft's window, 0 for none. Needs a draft, as ``draft_sink`` does.
-    drafter : Drafter, or callable that returns one, optional
-        Instead of a draft file: a callable (a class, say) is asked once per session, an instance is
+    drafter : "mtp", Drafter, or callable that returns one, optional
+        Instead of a draft file: "mtp" drafts with the MTP block of the model's own file; a callable (a class, say) is asked once per session, an instance is
         shared by all sessions and can serve only one answer at a time.
     activations : {"int8", "int8x2"}, optional
         Precision of activations in packed products; ``cudflash.defaults.ACTIVATIONS`` if absent.
@@ -101,7 +103,7 @@ def load(
     """
     if draft is not None and drafter is not None:
         raise UsageError("draft and drafter were both given; pass one of them")
-    if drafter is not None and not callable(drafter):
+    if drafter is not None and drafter != MTP and not callable(drafter):
         from cudflash.spec.drafters import check_drafter
 
         check_drafter(drafter)
@@ -112,6 +114,10 @@ def load(
     chosen = choose_device(device)
     pair = open_pair(target, draft, draft_window=draft_window, draft_sink=draft_sink)
     n_ctx = choose_context(n_ctx, pair.target.config.context_length)
+    if drafter == MTP:
+        from cudflash.mtp_side import require_mtp
+
+        require_mtp(pair.target, pair.gguf.path)
     if pair.draft is not None:
         default_verify_length(pair.draft.config.block_size)  # refuses a block too short to verify
     if identity is not None:
@@ -152,13 +158,14 @@ class Engine:
     ):  # fmt: skip
         target = pair.target
         self.ops, self.gguf, self.device = ops, pair.gguf, device
+        self._name = pair.gguf.path
         self.files = pair.files
         self.config = target.config
         self.draft_config = None if pair.draft is None else pair.draft.config
         self.n_ctx, self.kv_type, self.activations = n_ctx, kv_type, activations
         self.plan = plan_pair(
             ops, pair, n_ctx=n_ctx, kv_type=kv_type, activations=activations,
-            max_rows=defaults.PREFILL_ROWS, logit_rows=defaults.LOGIT_ROWS,
+            max_rows=defaults.PREFILL_ROWS, logit_rows=defaults.LOGIT_ROWS, mtp=drafter == MTP,
         )  # fmt: skip
         if device.kind == "cpu":
             check_memory(self.plan.total)
@@ -175,15 +182,17 @@ class Engine:
             self.draft = DraftSide(
                 ops, pair, self.model, n_ctx, activations, full_block, progress
             )
-        self.drafter = drafter
+        self._target, self._mtp = target, None
+        self.drafter = self.mtp_drafter if drafter == MTP else drafter
         self.closed = False
         self._pass_owner = None  # Generation whose pass holds the lock
-        self._name = pair.gguf.path
         self._sessions = weakref.WeakSet()
         self.plain_step = StepMeter()  # what speculation is compared with
         # held for a pass and for reading what it left in scratch; reentrant, because an interrupt
         # may leave it held by the thread that will ask for it again
         self.lock = threading.RLock()
+        if drafter == MTP:
+            self._load_mtp()
         self.notes = _notes(pair, n_ctx)
         self._tokenizer = None
         self._template = None
@@ -239,6 +248,7 @@ class Engine:
             self.closed = True
             self.work.release()
             self.model = self.work = self.draft = self.drafter = self.gguf = None
+            self._target = self._mtp = None
             self.allocator = self._tokenizer = self._template = None
 
     def check_open(self):
@@ -277,6 +287,33 @@ class Engine:
         session = Session(self)
         self._sessions.add(session)
         return session
+
+    def mtp_drafter(self, k=None):
+        """Return a drafter that uses the MTP block of the model's own file, for one conversation.
+
+        For ``Session.generate``. The block is loaded when it is first asked for.
+
+        Parameters
+        ----------
+        k : int, optional
+            Tokens drafted per round, 1 to 15; 3 if absent.
+
+        Raises
+        ------
+        UnsupportedError
+            If the file has no such block.
+        """
+        self.check_open()
+        side = self._load_mtp()
+        return side.drafter() if k is None else side.drafter(k)
+
+    def _load_mtp(self):
+        if self._mtp is None:
+            from cudflash.mtp_side import load_side
+
+            with self.lock:
+                self._mtp = load_side(self, self._target)
+        return self._mtp
 
     def generate(self, prompt, **options):
         """Return the answer to a prompt in a fresh session; options as in ``Session.generate``.

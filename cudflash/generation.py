@@ -41,7 +41,7 @@ class Generation:
         decoder = engine.tokenizer.stream(continuation=True)
         self._answer = AnswerText(decoder, request.rules, request.max_tokens)
         self._logprobs, self._row_digests = [], []
-        self._cached = self._evaluated = 0
+        self._cached = self._evaluated = self._same = 0
         self._make_receipt = engine.receipt_maker(request.receipt)  # threads as they are now
         self._times = {}
         self._n_rounds = 0
@@ -160,7 +160,8 @@ class Generation:
         if reused.reason:
             yield reused
         done = self._cached
-        for n_rows in self._chunks(len(prompt) - done):
+        stops = self._runner.prompt_stops(done, len(prompt), self._same)
+        for n_rows in self._chunks(done, len(prompt), stops):
             if self._cancelled.is_set():
                 self._answer.cancel()
                 break
@@ -172,6 +173,8 @@ class Generation:
                     self._rounds.prompt_chunk(prompt[done : done + n_rows], last, remaining)
                     done += n_rows
                     self._evaluated += n_rows
+                    if done in stops:
+                        self._rounds.checkpoint()
                     choices = self._rounds.choose_first() if last and self._answer.room else []
                 finally:
                     self._engine.end_pass(self)
@@ -182,11 +185,13 @@ class Generation:
                 yield from self._emit(choices)
         self._times.setdefault("prompt_ms", 1e3 * (self._clock() - started))
 
-    def _chunks(self, n_tokens):
-        while n_tokens:
-            n_rows = min(n_tokens, self._runner.max_rows)
-            yield n_rows
-            n_tokens -= n_rows
+    def _chunks(self, start, end, stops):
+        """Rows of each pass over the prompt; a pass ends at every stop."""
+        for stop in [*stops, end]:
+            while start < stop:
+                n_rows = min(stop - start, self._runner.max_rows)
+                yield n_rows
+                start += n_rows
 
     def _reuse(self, prompt):
         """Keep the rows of the longest common prefix; the last prompt token is always evaluated."""
@@ -199,11 +204,23 @@ class Generation:
                 break
         else:
             same = min(n_held, len(prompt))
+        self._same = same
         wanted = min(same, len(prompt) - 1)
-        rewound = self._rounds.rewind(wanted)
         difference = same if same < min(n_held, len(prompt)) else None
-        reason = _reason(n_held, wanted, rewound, difference)
+        parted = self._difference(held, prompt, difference)  # first: a rewind drops what was held
+        rewound = self._rounds.rewind(wanted)
+        reason = _reason(n_held, wanted, rewound, parted)
         return PrefixReused(rewound.rows, len(prompt), difference, reason)
+
+    def _difference(self, held, prompt, at):
+        """Where the prompt leaves the session's tokens, in words; "" where it does not."""
+        if at is None:
+            return ""
+        old, new = (
+            self._engine.tokenizer.decode([ids[at]]).decode("utf-8", "replace")
+            for ids in (held, prompt)
+        )
+        return f"the prompt differs from the session's tokens at index {at}: {new!r}, not {old!r}"
 
     def _decode(self):
         started = self._clock()
@@ -282,8 +299,11 @@ class Generation:
         }
 
 
-def _reason(n_held, wanted, rewound, difference):
-    """Why the session's rows were reused no further; "" for an empty session."""
+def _reason(n_held, wanted, rewound, parted):
+    """Why the session's rows were reused no further; "" for an empty session.
+
+    ``parted`` says where the prompt differs, "" where it does not.
+    """
     if n_held == 0:
         return ""
     kept = rewound.rows
@@ -291,10 +311,10 @@ def _reason(n_held, wanted, rewound, difference):
         start = f"from token {kept}" if kept else "from its start"
         return (
             f"the first {wanted} tokens are the same, but {rewound.lost} no longer holds the rows "
-            f"before them, so the prompt is evaluated {start}"
+            f"before them, so the prompt is evaluated {start}" + (f"; {parted}" if parted else "")
         )
-    if difference is not None:
-        return f"the prompt differs from the session's tokens at index {difference}"
+    if parted:
+        return parted
     if kept == n_held:
         return "the prompt continues the session's tokens"
     return "the prompt is a beginning of the session's tokens"

@@ -119,7 +119,10 @@ def describe_draft(pair, digest, full_block):
         "sink": {"value": config.sink, "source": _source(config.sink_source), "file_value": None},
         "layer_windows": [layer.window for layer in config.layers],
         "layer_causal": [layer.causal for layer in config.layers],
-        "rope": {**vars(config.rope), "yarn": None if yarn is None else dict(vars(yarn))},
+        "rope": {
+            **{name: v for name, v in vars(config.rope).items() if name != "sections"},  # none has
+            "yarn": None if yarn is None else dict(vars(yarn)),
+        },
         "full_block": full_block,
     }
 

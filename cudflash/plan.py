@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from cudflash import defaults
 from cudflash.checks import one_of, whole
 from cudflash.model.buffers import QUANTIZED_LAYOUTS, scratch_widths
-from cudflash.model.cache import KV_ITEM_BYTES, check_kv_type, layer_capacity
+from cudflash.model.cache import BLOCK_ROWS, KV_ITEM_BYTES, check_kv_type, layer_capacity
 from cudflash.model.rope import table_bytes
 from cudflash.model.weights import weight_refs, weight_vectors
 
@@ -48,6 +48,7 @@ class Plan:
     kv_layers: tuple[int, ...]  # bytes per layer
     contexts: tuple[ContextRow, ...]
     taps: int = 0  # captured layers of a block, for the draft
+    state: int = 0  # of recurrent layers, checkpoints included; does not grow with the context
     draft: dict = field(default_factory=dict)  # bytes of the draft by the same kinds; {} without
 
     @property
@@ -55,7 +56,8 @@ class Plan:
         """Bytes of all kinds; ``mapped`` is not allocated and not counted."""
         return (
             self.weights + self.embedding + self.norms + self.rope + self.kv
-            + self.scratch + self.logits + self.io + self.taps + sum(self.draft.values())
+            + self.state + self.scratch + self.logits + self.io + self.taps
+            + sum(self.draft.values())
         )  # fmt: skip
 
     def to_dict(self):
@@ -84,6 +86,7 @@ def plan(
     logit_rows=defaults.LOGIT_ROWS,
     draft_window=None,
     draft_sink=None,
+    drafter=None,
 ):
     """Plan a model file, and its draft if given, without loading it.
 
@@ -99,6 +102,8 @@ def plan(
         Rows of a prefill chunk.
     logit_rows : int
         Rows of logits computed at once.
+    drafter : {"mtp"}, optional
+        Plan for the MTP block of the model's file as the drafter.
 
     Returns
     -------
@@ -108,6 +113,11 @@ def plan(
     from cudflash.pair import open_pair
 
     pair = open_pair(target, draft, draft_window=draft_window, draft_sink=draft_sink)
+    if drafter is not None:
+        from cudflash.mtp_side import require_mtp
+
+        one_of("drafter", drafter, ("mtp",))
+        require_mtp(pair.target, pair.gguf.path)
     return plan_pair(
         load_ops(choose_device(device)),
         pair,
@@ -116,6 +126,7 @@ def plan(
         activations=defaults.ACTIVATIONS if activations is None else activations,
         max_rows=max_rows,
         logit_rows=logit_rows,
+        mtp=drafter is not None,
     )
 
 
@@ -128,8 +139,12 @@ def plan_pair(
     activations,
     max_rows=defaults.PREFILL_ROWS,
     logit_rows=defaults.LOGIT_ROWS,
+    mtp=False,
 ):
-    """Plan an opened pair on a backend; parameters as in ``plan``, none optional but the rows."""
+    """Plan an opened pair on a backend; parameters as in ``plan``, none optional but the rows.
+
+    ``mtp`` adds the target's MTP block.
+    """
     target, draft = pair.target, pair.draft
     check_kv_type(kv_type)
     one_of("activations", activations, defaults.ACTIVATION_TYPES)
@@ -145,13 +160,21 @@ def plan_pair(
         "logits": logit_rows * config.vocab_size * 4,
         "io": logit_rows * 4 + 4 + 2 * max_rows * 4,
         "taps": 0,
+        "state": _state(config),
     }
     if draft is not None:
         fixed["taps"] = max_rows * len(draft.config.taps) * config.hidden_dim * 4
+    elif mtp:
+        fixed["taps"] = max_rows * config.hidden_dim * 4
 
     def varying(context):
         layers = kv_bytes(config, context, kv_type, max_rows, ops.CHUNK)
-        return layers, _rope(config, context), _draft(ops, pair, context, activations)
+        drafting = _draft(ops, pair, context, activations)
+        if mtp:
+            from cudflash.mtp_side import mtp_memory
+
+            drafting = mtp_memory(ops, target, context, kv_type, activations, max_rows)
+        return layers, _rope(config, context), drafting
 
     kv_layers, rope, drafting = varying(n_ctx)
     rows = []
@@ -177,12 +200,21 @@ def plan_pair(
 
 
 def kv_bytes(config, n_ctx, kv_type, max_rows, chunk):
-    """Bytes of keys and values of every layer."""
+    """Bytes of keys and values of every layer; 0 for one without attention."""
     row = 2 * config.head_dim * KV_ITEM_BYTES[kv_type]
     return tuple(
         layer_capacity(layer.window, n_ctx, max_rows, chunk) * layer.n_kv_heads * row
+        if layer.delta is None else 0
         for layer in config.layers
-    )
+    )  # fmt: skip
+
+
+def _state(config):
+    if not config.recurrent:
+        return 0
+    from cudflash.model.recurrent import state_bytes
+
+    return state_bytes(config, BLOCK_ROWS, defaults.CHECKPOINTS)
 
 
 def _draft(ops, pair, n_ctx, activations):

@@ -4,6 +4,7 @@ The protocol, followed by plain and by speculative rounds:
 
 - ``rewind(wanted)`` begins an answer: the first rows of the session that can be kept stay;
 - ``prompt_chunk(tokens, last, remaining)`` evaluates and commits a part of the prompt;
+- ``checkpoint()`` makes a rewind to the committed rows possible, where that needs preparing;
 - ``choose_first()`` chooses from the logits that the prompt has left (its block is committed);
 - ``next(room)`` evaluates the newest token (and drafts after it) and returns the tokens chosen in
   this round, at least one and at most ``room``, leaving its block open;
@@ -51,7 +52,7 @@ class Rounds:
         Rewound
         """
         kept = self._runner.rewind(wanted)
-        return Rewound(kept, "a sliding layer" if kept < wanted else "")
+        return Rewound(kept, self._runner.cache.holder if kept < wanted else "")
 
     def prompt_chunk(self, tokens, last, remaining):
         """Evaluate and commit a part of the prompt.
@@ -65,6 +66,10 @@ class Rounds:
             Prompt tokens after these.
         """
         self._runner.prefill_chunk(tokens, last)
+
+    def checkpoint(self):
+        """Make a rewind to the committed rows possible."""
+        self._runner.checkpoint()
 
     def events(self):
         """Events since the last call."""

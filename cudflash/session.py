@@ -6,6 +6,7 @@ proceeds. Invariant: a request is refused before any work, with both numbers whe
 
 import threading
 
+from cudflash import defaults
 from cudflash.answer_facts import answer_facts, drafter_facts
 from cudflash.checks import whole
 from cudflash.choose import Chooser, check_logprobs
@@ -29,8 +30,9 @@ class Session:
     def __init__(self, engine):
         self._engine = engine
         self._runner = Runner(
-            engine.ops, engine.model, engine.work, engine.n_ctx, engine.kv_type
-        )
+            engine.ops, engine.model, engine.work, engine.n_ctx, engine.kv_type,
+            defaults.CHECKPOINTS,
+        )  # fmt: skip
         # reentrant: an interrupt may leave it held, by the thread that will ask for it again
         self._lock = threading.RLock()
         self._current = None

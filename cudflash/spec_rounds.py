@@ -132,7 +132,7 @@ class SpecRounds(Rounds):
         while True:
             held = self._runner.cache.keepable(kept)
             if held < kept:
-                kept, lost = held, "a sliding layer"
+                kept, lost = held, self._runner.cache.holder
             drafted = self._drafter.rewind(kept, self._runner.tokens)
             if self._drafter.fault is not None or drafted == kept:
                 break
@@ -150,6 +150,11 @@ class SpecRounds(Rounds):
             self._drafter.observe(tokens, self._runner.tap_rows(len(tokens)), remaining)
             transaction.commit(len(tokens))
         self._note_fault()
+
+    def checkpoint(self):
+        """Make a rewind to the committed rows possible, for target and drafter alike."""
+        super().checkpoint()
+        self._drafter.checkpoint()
 
     def choose_first(self):
         """Choose from the logits that the prompt's last row has left."""

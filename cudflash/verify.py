@@ -20,6 +20,7 @@ from cudflash.spec.acceptance import RATIO, ratio
 from cudflash.spec.diagnosis import MIN_ECHOES, seed_echo_score
 from cudflash.spec.proposals import POINT_MASS, Proposal, ProposalDistribution
 from cudflash.spec.verify_length import legal_lengths
+from cudflash.verify_sessions import REQUESTS, session_checks
 
 MAX_TOKENS = 64
 CHEAP_MS = 250.0  # a plain answer that takes less is repeated with every scripted drafter
@@ -36,7 +37,7 @@ RULE_P, RULE_Q = (0.3, 0.5, 0.2, 0.0), (0.4, 0.3, 0.0, 0.3)
 class Check:
     """One comparison."""
 
-    name: str  # "match", "scripted", "ratio-replay", "rule", "qualify-..."
+    name: str  # "match", "scripted", "session-...", "ratio-replay", "rule", "qualify-..."
     prompt: int | None  # index, None for checks without a prompt
     drafter: str
     verify_length: int | None
@@ -112,15 +113,15 @@ class Verifier:
         if temperature <= 0:
             raise UsageError(f"the temperature is {temperature}, expected more than 0")
         self.engine = engine
-        self._max_tokens, self._seed, self._progress = max_tokens, seed, progress
-        self._modes = (SamplingConfig(temperature=0), SamplingConfig(temperature=temperature))
+        self._max_tokens, self.seed, self._progress = max_tokens, seed, progress
+        self.modes = (SamplingConfig(temperature=0), SamplingConfig(temperature=temperature))
         block = None if engine.draft_config is None else engine.draft_config.block_size
-        self._lengths, self._all_lengths = legal_lengths(block), legal_lengths()
+        self.lengths, self._all_lengths = legal_lengths(block), legal_lengths()
         self._findings, self._echoes = {}, []
         self._drafted = self._accepted = 0
         self._session = None  # of the newest answer
 
-    def run(self, prompts, scripted=True):
+    def run(self, prompts, scripted=True, requests=REQUESTS):
         """Make every comparison.
 
         Parameters
@@ -128,7 +129,9 @@ class Verifier:
         prompts : sequence of str, token ids or messages
         scripted : bool
             Also with the scripted drafters: on the first prompt, and on all others where plain
-            answers take little time.
+            answers take little time; and by sessions that have answered before, on the first.
+        requests : int
+            Requests of random lengths that one session answers.
 
         Returns
         -------
@@ -136,15 +139,17 @@ class Verifier:
         """
         checks, texts = [], []
         for index, prompt in enumerate(self._ids(prompts)):
-            for sampling in self._modes:
-                plain = self._answer(prompt, sampling, speculative="off")
+            for sampling in self.modes:
+                plain = self.answer(prompt, sampling, speculative="off")
                 if sampling.greedy:
                     texts.append((prompt, plain.tokens))
                 if self.engine.draft is not None:
                     checks += self._draft_checks(index, prompt, sampling, plain)
                 if scripted and (index == 0 or plain.stats["decode_ms"] < CHEAP_MS):
                     checks += self._scripted_checks(index, prompt, sampling, plain)
-        checks += [self._tell(check) for check in rule_checks(self._seed)]
+            if scripted and index == 0:
+                checks += session_checks(self, prompt, requests)
+        checks += [self._tell(check) for check in rule_checks(self.seed)]
         found = None
         if self.engine.draft is not None:
             found = probe(self.engine, texts)
@@ -180,14 +185,14 @@ class Verifier:
                 f"qualifying takes {len(ids)} + {QUALIFY_TOKENS} tokens, the context holds "
                 f"{self.engine.n_ctx}; load the model with a larger one"
             )
-        greedy = self._modes[0]
+        greedy = self.modes[0]
         options = {"max_tokens": QUALIFY_TOKENS, "ignore_eos": True, "row_digests": True}
-        plain = self._answer(ids, greedy, speculative="off", **options)
+        plain = self.answer(ids, greedy, speculative="off", **options)
         options |= {"speculative": "on", "verify_length": verify_length}
-        one, two = (self._answer(ids, greedy, **options) for _ in range(2))
+        one, two = (self.answer(ids, greedy, **options) for _ in range(2))
         stats = self._note(one)
         length = stats["verify_length"]
-        tokens = self._compare("qualify-tokens", 0, ids, plain, one, length, greedy)
+        tokens = self.compare("qualify-tokens", 0, ids, plain, one, length, greedy)
         rows = _first_difference(plain.row_digests, one.row_digests)
         traces = [r.speculation for r in (one, two)]
         rate = stats["acceptance_rate"] or 0.0
@@ -216,28 +221,28 @@ class Verifier:
 
     def _draft_checks(self, index, prompt, sampling, plain):
         checks = []
-        for length in self._lengths:
+        for length in self.lengths:
             options = {"speculative": "on", "verify_length": length}
-            drafted = self._answer(prompt, sampling, **options)
+            drafted = self.answer(prompt, sampling, **options)
             self._note(drafted, count=sampling.greedy)
             context = self._session.check_draft_context() if sampling.greedy else None
             checks.append(
-                self._compare("match", index, prompt, plain, drafted, length, sampling, context)
+                self.compare("match", index, prompt, plain, drafted, length, sampling, context)
             )
             if not sampling.greedy:
                 checks.append(self._replay(index, prompt, sampling, length))
         costs, self.engine.round_costs = self.engine.round_costs, None
         try:  # what the gate alone decides can be made again, and short answers draft, too
-            gated = self._answer(prompt, sampling, speculative="auto")
+            gated = self.answer(prompt, sampling, speculative="auto")
         finally:
             self.engine.round_costs = costs
         checks.append(
-            self._compare("gate", index, prompt, plain, gated, self._used_length(gated), sampling)
+            self.compare("gate", index, prompt, plain, gated, self._used_length(gated), sampling)
         )
-        auto = self._answer(prompt, sampling, speculative="auto")
+        auto = self.answer(prompt, sampling, speculative="auto")
         checks.append(
-            self._compare("auto", index, prompt, plain, auto, self._used_length(auto), sampling,
-                          may_pause=True)
+            self.compare("auto", index, prompt, plain, auto, self._used_length(auto), sampling,
+                         may_pause=True)
         )  # fmt: skip
         return checks
 
@@ -250,8 +255,8 @@ class Verifier:
         """
         options = {"speculative": "on", "verify_length": length, "accept": RATIO}
         replay = RoundReplay()
-        one = self._answer(prompt, sampling, **options)
-        two = self._answer(prompt, sampling, watch=replay.watch, **options)
+        one = self.answer(prompt, sampling, **options)
+        two = self.answer(prompt, sampling, watch=replay.watch, **options)
         traces = [r.speculation["trace"] for r in (one, two)]
         stats = one.stats["speculative"]
         at = _first_difference(one.tokens, two.tokens)
@@ -271,14 +276,14 @@ class Verifier:
         checks = []
         for make in (
             lambda: Oracle(ids), lambda: AlwaysWrong(ids), lambda: KeepK(ids, 2),
-            lambda: Cycle(ids, (15, 0, 3, 1)), lambda: Random(self._seed),
+            lambda: Cycle(ids, (15, 0, 3, 1)), lambda: Random(self.seed),
         ):  # fmt: skip
             for length in self._all_lengths:
-                drafted = self._answer(
+                drafted = self.answer(
                     prompt, sampling, drafter=make(), speculative="on", verify_length=length
                 )
                 checks.append(
-                    self._compare("scripted", index, prompt, plain, drafted, length, sampling)
+                    self.compare("scripted", index, prompt, plain, drafted, length, sampling)
                 )
         return checks
 
@@ -291,12 +296,15 @@ class Verifier:
             for p in prompts
         ]
 
-    def _answer(self, prompt, sampling, *, watch=None, **options):
-        """The answer of a fresh session; ``watch`` is called with it and each of its events."""
+    def answer(self, prompt, sampling, *, watch=None, session=None, **options):
+        """The answer of a session, a fresh one if none is given.
+
+        ``watch`` is called with the running answer and each of its events.
+        """
         room = self.engine.n_ctx - len(prompt)
         options.setdefault("max_tokens", min(self._max_tokens, max(0, room)))
-        self._session = self.engine.session()
-        running = self._session.generate(prompt, sampling=sampling, seed=self._seed, **options)
+        self._session = self.engine.session() if session is None else session
+        running = self._session.generate(prompt, sampling=sampling, seed=self.seed, **options)
         for event in running if watch is not None else ():
             watch(running, event)
         return running.result()
@@ -315,8 +323,9 @@ class Verifier:
         self._echoes += stats["echoes"]
         return stats
 
-    def _compare(self, name, index, prompt, plain, drafted, length, sampling, context=None,
-                 may_pause=False):  # fmt: skip
+    def compare(self, name, index, prompt, plain, drafted, length, sampling, context=None,
+                may_pause=False):  # fmt: skip
+        """Return the Check of two answers to a prompt, the plain one first."""
         stats = drafted.stats["speculative"]
         at = _first_difference(plain.tokens, drafted.tokens)
         values = {}

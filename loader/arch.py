@@ -19,9 +19,14 @@ from cudflash.loader.gguf_values import StringArray
 from cudflash import __version__
 from cudflash.errors import FormatError, UnsupportedError, UsageError
 
-SUPPORTED_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3", "muse-glimmer")
+SUPPORTED_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3", "muse-glimmer", "qwen35")
 DRAFT_ARCHITECTURES = ("dflash", "dflash-draft")
-PLANNED_ARCHITECTURES = ("qwen35",)
+# relatives of qwen35 whose files look alike, and what their graphs have that this version does not
+FOREIGN_HYBRIDS = {
+    "qwen35moe": "a mixture of experts",
+    "qwen3next": "a mixture of experts and another layout of the delta net",
+    "qwen4exp": "experts and other layers",
+}
 
 MAX_LAYERS = 512  # llama.cpp's own limit; keeps a bogus block_count from being expanded
 MAX_COUNT = (1 << 31) - 1  # positions and sizes are int32 on the devices
@@ -118,10 +123,10 @@ def target_architecture(gguf: GGUFFile) -> str:
     if name in SUPPORTED_ARCHITECTURES:
         return name
     supported = ", ".join(SUPPORTED_ARCHITECTURES)
-    if name in PLANNED_ARCHITECTURES:
+    if name in FOREIGN_HYBRIDS:
         raise UnsupportedError(
-            f"{gguf.path}: architecture {name} is not yet supported in this version (cudflash "
-            f"{__version__}), expected one of {supported}; use a newer cudflash when there is one"
+            f"{gguf.path}: architecture {name} ({FOREIGN_HYBRIDS[name]}) is not supported by "
+            f"cudflash {__version__}, expected one of {supported}; use a dense qwen35 model"
         )
     raise UnsupportedError(
         f"{gguf.path}: architecture {name!r} is unknown to cudflash {__version__}, expected one of "

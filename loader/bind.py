@@ -1,7 +1,7 @@
 """Bind the tensors of a file to the places of the forward pass, strictly.
 
-Owns the tensor names and shapes of the five target architectures. Must not know how a tensor is
-multiplied. Invariant: after ``bind_target`` every tensor the graph needs is present with the exact
+Owns the tensor names and shapes of the target architectures (those of delta-net layers and of the
+MTP block are listed in ``bind_hybrid``). Must not know how a tensor is multiplied. Invariant: after ``bind_target`` every tensor the graph needs is present with the exact
 shape and a type the op set supports, no tensor that would change the numbers was left over, and no
 projection was copied (``raw`` is a view on the memory map).
 
@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
-from cudflash.loader.config import TargetConfig, read_target_config
+from cudflash.loader.config import LayerConfig, TargetConfig, read_target_config
 from cudflash.loader.ggml_types import SUPPORTED, VECTOR_TYPES, GGMLType
 from cudflash.loader.gguf import GGUFFile
 
@@ -36,26 +36,51 @@ class WeightRef:
 
 @dataclass(frozen=True, eq=False)
 class LayerWeights:
-    """One layer; None where the architecture (or this file) has no such tensor."""
+    """One layer; None where the architecture (or this file, or this layer) has no such tensor.
+
+    N is n_heads * head_dim, or twice that where every head's queries are followed by its gates.
+    The last group of fields belongs to delta-net layers: C conv_width, T conv_taps, H v heads.
+    """
 
     attn_norm: np.ndarray  # (hidden_dim,) float32
-    attn_q: WeightRef  # (n_heads * head_dim, hidden_dim)
-    attn_k: WeightRef  # (n_kv_heads * head_dim, hidden_dim)
-    attn_v: WeightRef  # (n_kv_heads * head_dim, hidden_dim)
+    attn_q: WeightRef | None  # (N, hidden_dim)
+    attn_k: WeightRef | None  # (n_kv_heads * head_dim, hidden_dim)
+    attn_v: WeightRef | None  # (n_kv_heads * head_dim, hidden_dim)
     attn_q_bias: np.ndarray | None  # (n_heads * head_dim,) float32
     attn_k_bias: np.ndarray | None  # (n_kv_heads * head_dim,) float32
     attn_v_bias: np.ndarray | None  # (n_kv_heads * head_dim,) float32
     attn_q_norm: np.ndarray | None  # (head_dim,) float32
     attn_k_norm: np.ndarray | None  # (head_dim,) float32
-    attn_output: WeightRef  # (hidden_dim, n_heads * head_dim)
+    attn_output: WeightRef | None  # (hidden_dim, n_heads * head_dim)
     attn_output_bias: np.ndarray | None  # (hidden_dim,) float32
-    attn_gate: WeightRef | None  # (n_heads * head_dim, hidden_dim)
+    attn_gate: WeightRef | None  # (n_heads * head_dim, hidden_dim); delta net: (v_width, ...)
     post_attention_norm: np.ndarray | None  # (hidden_dim,) float32
     ffn_norm: np.ndarray  # (hidden_dim,) float32
     ffn_gate: WeightRef  # (ffn_dim, hidden_dim)
     ffn_up: WeightRef  # (ffn_dim, hidden_dim)
     ffn_down: WeightRef  # (hidden_dim, ffn_dim)
     post_ffw_norm: np.ndarray | None  # (hidden_dim,) float32
+    attn_qkv: WeightRef | None = None  # (C, hidden_dim): queries, keys, values
+    ssm_conv: np.ndarray | None = None  # (T, C) float32, oldest row's tap first
+    ssm_alpha: WeightRef | None = None  # (H, hidden_dim)
+    ssm_beta: WeightRef | None = None  # (H, hidden_dim)
+    ssm_dt: np.ndarray | None = None  # (H,) float32
+    ssm_a: np.ndarray | None = None  # (H,) float32, negative
+    ssm_norm: np.ndarray | None = None  # (v_dim,) float32
+    ssm_out: WeightRef | None = None  # (hidden_dim, v_width)
+
+
+@dataclass(frozen=True, eq=False)
+class MTPWeights:
+    """The block that predicts one token further from a hidden row and the token after it."""
+
+    layer: LayerWeights
+    eh_proj: WeightRef  # (hidden_dim, 2 * hidden_dim): columns of the embedding, then the hidden
+    enorm: np.ndarray  # (hidden_dim,) float32
+    hnorm: np.ndarray  # (hidden_dim,) float32
+    head_norm: np.ndarray  # (hidden_dim,) float32; the target's output_norm where it has none
+    token_embd: WeightRef | None  # None: the target's
+    head: WeightRef | None  # None: the target's
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +92,7 @@ class TargetWeights:
     output: WeightRef  # (vocab_size, hidden_dim); the same object as token_embd when tied
     rope_freqs: np.ndarray | None  # (n_dims / 2,) float32, divides the angles of each pair
     layers: tuple[LayerWeights, ...]
+    mtp: MTPWeights | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +119,8 @@ _EFFECTIVE = frozenset({
     "layer_output_norm", "layer_output_scale", "rope_freqs", "rope_factors_long",
     "rope_factors_short", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps",
     "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp", "token_embd_norm", "position_embd",
+    "ssm_in", "ssm_conv1d", "ssm_a", "ssm_d", "ssm_dt", "ssm_norm", "ssm_out", "ssm_alpha",
+    "ssm_beta", "ssm_ba", "nextn",
 })  # fmt: skip
 _EFFECTIVE_ENDINGS = (".bias", ".scale", ".input_scale")
 _BLOCK = re.compile(r"blk\.(\d+)\.")
@@ -122,7 +150,9 @@ def bind_target(gguf: GGUFFile) -> Target:
     config = read_target_config(gguf)
     top = _top_needs(gguf, config)
     layers = _layer_needs(gguf, config)
+    mtp = {} if config.mtp is None else _mtp_needs(gguf, config)
     needs = [*top.values(), *(need for layer in layers for need in layer.values())]
+    needs += mtp.values()
     _check_presence(gguf, needs)
     _check_vocabulary(gguf, config)
     _check_shapes(gguf, needs)
@@ -136,8 +166,10 @@ def bind_target(gguf: GGUFFile) -> Target:
         output=_weight(gguf, top["output"]) if "output" in top else token_embd,
         rope_freqs=_rope_freqs(gguf, top.get("rope_freqs")),
         layers=tuple(
-            _bind_layer(gguf, config, index, need) for index, need in enumerate(layers)
+            _bind_layer(gguf, config.layers[index], config.head_dim, need)
+            for index, need in enumerate(layers)
         ),
+        mtp=_bind_mtp(gguf, config, mtp) if mtp else None,
     )
     return Target(config, weights, extra)
 
@@ -169,13 +201,34 @@ def _layer_needs(gguf: GGUFFile, config: TargetConfig) -> list[dict[str, _Need]]
         biases |= {"attn_q", "attn_k", "attn_v"}
     if config.arch != "llama":  # no other supported graph adds one
         biases.discard("attn_output")
-    return [_one_layer(gguf, config, index, biases) for index in range(config.n_layers)]
+    if config.arch == "qwen35":  # its graph adds none at all
+        biases = set()
+    return [
+        _delta_needs(config, index) if layer.delta is not None
+        else _one_layer(gguf, config, index, layer, biases)
+        for index, layer in enumerate(config.layers)
+    ]  # fmt: skip
+
+
+def _delta_needs(config: TargetConfig, index: int) -> dict[str, _Need]:
+    from cudflash.loader.bind_hybrid import delta_tensors
+
+    return {f: _Need(*row) for f, row in delta_tensors(config, index).items()}
+
+
+def _mtp_needs(gguf: GGUFFile, config: TargetConfig) -> dict[str, _Need]:
+    """The block after the last layer: an attention layer, and what joins it to the target."""
+    from cudflash.loader.bind_hybrid import mtp_tensors
+
+    index = config.n_layers
+    return _one_layer(gguf, config, index, config.mtp, set()) | {
+        f: _Need(*row) for f, row in mtp_tensors(gguf, config, index).items()
+    }
 
 
 def _one_layer(
-    gguf: GGUFFile, config: TargetConfig, index: int, biases: set[str]
+    gguf: GGUFFile, config: TargetConfig, index: int, layer: LayerConfig, biases: set[str]
 ) -> dict[str, _Need]:
-    layer = config.layers[index]
     hidden, ffn = config.hidden_dim, layer.ffn_dim
     n_q = layer.n_heads * config.head_dim
     n_kv = layer.n_kv_heads * config.head_dim
@@ -187,13 +240,14 @@ def _one_layer(
     }
     vectors = {"attn_norm": hidden, "ffn_norm": hidden}
     prefix = f"blk.{index}."
-    fused = prefix + "attn_qkv.weight" in gguf.tensors
+    fused = prefix + "attn_qkv.weight" in gguf.tensors and not config.fused_q_gate
     if fused and prefix + "attn_q.weight" not in gguf.tensors:
         matrices["attn_qkv"] = (n_q + 2 * n_kv, hidden)
         if biases & {"attn_q", "attn_k", "attn_v", "attn_qkv"}:
             vectors["attn_qkv_bias"] = n_q + 2 * n_kv
     else:
-        for name, n_out in (("attn_q", n_q), ("attn_k", n_kv), ("attn_v", n_kv)):
+        n_gates = n_q if config.fused_q_gate else 0
+        for name, n_out in (("attn_q", n_q + n_gates), ("attn_k", n_kv), ("attn_v", n_kv)):
             matrices[name] = (n_out, hidden)
             if biases & {name, "attn_qkv"}:
                 vectors[name + "_bias"] = n_out
@@ -209,6 +263,8 @@ def _one_layer(
     for field, n in vectors.items():
         bias = field.endswith("_bias")
         name = field.removesuffix("_bias") + (".bias" if bias else ".weight")
+        if field == "ffn_norm":
+            name = config.pre_ffn_norm + ".weight"
         needs[field] = _Need(prefix + name, (n,), False)
     return needs
 
@@ -271,10 +327,11 @@ def _check_extra(gguf: GGUFFile, config: TargetConfig, extra: tuple[str, ...]) -
     effective = []
     for name in extra:
         block = _BLOCK.match(name)
-        if block and int(block[1]) >= config.n_layers:
+        n_blocks = config.n_layers + (config.mtp is not None)
+        if block and int(block[1]) >= n_blocks:
             raise FormatError(
                 f"{gguf.path}: tensor {name} belongs to layer {block[1]}, expected layers below "
-                f"{config.arch}.block_count {config.n_layers}; convert the model again"
+                f"{config.arch}.block_count {n_blocks}; convert the model again"
             )
         part = name.removeprefix(block[0] if block else "").split(".")[0]
         if part in _EFFECTIVE or name.endswith(_EFFECTIVE_ENDINGS):
@@ -298,7 +355,7 @@ def _vector(gguf: GGUFFile, need: _Need | None) -> np.ndarray | None:
     if not np.isfinite(values).all():
         index = int(np.flatnonzero(~np.isfinite(values))[0])
         raise FormatError(
-            f"{gguf.path}: tensor {need.name} holds {values[index]} at index {index}, expected "
+            f"{gguf.path}: tensor {need.name} holds {values.flat[index]} at index {index}, expected "
             "finite values; download or convert the model again"
         )
     return values
@@ -315,15 +372,30 @@ def _rope_freqs(gguf: GGUFFile, need: _Need | None) -> np.ndarray | None:
     return values
 
 
+def _bind_mtp(gguf: GGUFFile, config: TargetConfig, needs: dict[str, _Need]) -> MTPWeights:
+    from cudflash.loader.bind_hybrid import MTP_FIELDS
+
+    own = {name: need for name, need in needs.items() if name in MTP_FIELDS}
+    block = {name: need for name, need in needs.items() if name not in MTP_FIELDS}
+    fields = dict.fromkeys(MTP_FIELDS) | {
+        name: _weight(gguf, need) if need.matrix else _vector(gguf, need)
+        for name, need in own.items()
+    }
+    return MTPWeights(_bind_layer(gguf, config.mtp, config.head_dim, block), **fields)
+
+
 def _bind_layer(
-    gguf: GGUFFile, config: TargetConfig, index: int, needs: dict[str, _Need]
+    gguf: GGUFFile, layer: LayerConfig, head_dim: int, needs: dict[str, _Need]
 ) -> LayerWeights:
     fields = {
         name: _weight(gguf, need) if need.matrix else _vector(gguf, need)
         for name, need in needs.items()
     }
-    n_q = config.layers[index].n_heads * config.head_dim
-    n_kv = config.layers[index].n_kv_heads * config.head_dim
+    absent = dict.fromkeys(set(LayerWeights.__dataclass_fields__) - set(fields))
+    if layer.delta is not None:
+        fields["ssm_conv"] = np.ascontiguousarray(fields["ssm_conv"].T)
+        return LayerWeights(**fields, **absent)
+    n_q, n_kv = layer.n_heads * head_dim, layer.n_kv_heads * head_dim
     parts = {
         "attn_q": slice(0, n_q),
         "attn_k": slice(n_q, n_q + n_kv),

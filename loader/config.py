@@ -1,7 +1,8 @@
 """Metadata of a target model as frozen configuration: every number the forward pass needs.
 
-Owns the meaning of keys per architecture (llama, qwen2, qwen3, gemma3, muse-glimmer). Must not
-read tensor data. Invariant: two files that give equal configurations are run by the same program.
+Owns the meaning of keys per architecture (llama, qwen2, qwen3, gemma3, muse-glimmer; those of
+qwen35 alone are read in ``config_hybrid``). Must not read tensor data. Invariant: two files that
+give equal configurations are run by the same program.
 
 Source: llama.cpp 0c1e57098bba, ``src/llama-model.cpp`` 1321-1470 (generic keys) and
 ``src/models/{llama,qwen2,qwen3,gemma3,muse-glimmer}.cpp``.
@@ -46,17 +47,46 @@ class RopeConfig:
     freq_scale: float  # multiplies positions: 1/factor for linear and YaRN scaling, else 1
     yarn: YarnConfig | None
     attn_factor: float  # rope.scaling.attn_factor: multiplies cos and sin, 1 = none
+    # pairs that follow time, height, width and a fourth position, interleaved; None = all time
+    sections: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class DeltaConfig:
+    """A gated-delta-net layer: what it has instead of attention."""
+
+    n_k_heads: int  # of queries and keys
+    n_v_heads: int  # value head j uses key head j % n_k_heads (tiled order)
+    k_dim: int
+    v_dim: int
+    conv_taps: int  # width of the causal convolution, the current row included
+
+    @property
+    def k_width(self) -> int:
+        """Values of all queries, and of all keys, of a row."""
+        return self.n_k_heads * self.k_dim
+
+    @property
+    def v_width(self) -> int:
+        """Values of all value heads of a row."""
+        return self.n_v_heads * self.v_dim
+
+    @property
+    def conv_width(self) -> int:
+        """Channels that are convolved: queries, keys, values."""
+        return 2 * self.k_width + self.v_width
 
 
 @dataclass(frozen=True)
 class LayerConfig:
     """What may differ from layer to layer."""
 
-    n_heads: int
+    n_heads: int  # of attention; 0 in a delta-net layer, as the next
     n_kv_heads: int
     ffn_dim: int
     window: int | None  # key p0 is visible to query p1 iff 0 <= p1 - p0 < window; None = full
     rope: RopeConfig | None  # None: no position encoding at all
+    delta: DeltaConfig | None = None  # None: an attention layer
 
 
 @dataclass(frozen=True)
@@ -85,6 +115,14 @@ class TargetConfig:
     final_softcap: float | None
     tied_output: bool  # the output head is token_embd
     defaults_taken: tuple[str, ...] = ()  # one line per absent key that was given a default
+    fused_q_gate: bool = False  # attn_q gives head_dim queries, then head_dim gates, per head
+    pre_ffn_norm: str = "ffn_norm"  # tensor that norms the input of the feed-forward
+    mtp: LayerConfig | None = None  # the block that predicts one token further (NextN), if any
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether any layer has a state that cannot be cut at a position."""
+        return any(layer.delta is not None for layer in self.layers)
 
 
 def read_target_config(gguf: GGUFFile) -> TargetConfig:
@@ -120,6 +158,10 @@ def _read_common(keys: KeyReader) -> TargetConfig:
     n_layers = keys.count("block_count")
     if n_layers > MAX_LAYERS:
         raise keys.fail("block_count", n_layers, f"at most {MAX_LAYERS}")
+    n_nextn = keys.count("nextn_predict_layers", 0, least=0, note=False)  # of these blocks
+    if n_nextn > 1 or n_nextn >= n_layers:
+        expected = "0 or 1 block after at least one layer"
+        raise keys.fail("nextn_predict_layers", n_nextn, expected, UnsupportedError)
     hidden_dim = keys.count("embedding_length")
     n_heads = keys.per_layer("attention.head_count", n_layers)
     n_kv_heads = keys.per_layer("attention.head_count_kv", n_layers, default=None)
@@ -142,14 +184,14 @@ def _read_common(keys: KeyReader) -> TargetConfig:
     return TargetConfig(
         arch=keys.arch,
         name=keys.gguf.get("general.name", "", str),
-        n_layers=n_layers,
+        n_layers=n_layers - n_nextn,
         hidden_dim=hidden_dim,
         head_dim=head_dim,
         vocab_size=keys.vocab_size(),
         context_length=keys.count("context_length"),
         rms_eps=rms_eps,
         post_norm_eps=rms_eps,
-        layers=layers,
+        layers=layers[: n_layers - n_nextn],
         embedding_scale=1.0,
         embedding_norm=False,
         attn_scale=1.0 / math.sqrt(head_dim),
@@ -161,6 +203,7 @@ def _read_common(keys: KeyReader) -> TargetConfig:
         logit_scale=1.0,
         final_softcap=None,
         tied_output=tied,
+        mtp=layers[-1] if n_nextn else None,
     )
 
 
@@ -352,6 +395,13 @@ def _read_muse_glimmer(keys: KeyReader, base: TargetConfig) -> TargetConfig:
     )
 
 
+def _read_qwen35(keys: KeyReader, base: TargetConfig) -> TargetConfig:
+    # here, not on top: it imports this module
+    from cudflash.loader.config_hybrid import read_qwen35
+
+    return read_qwen35(keys, base, _read_rope(keys, base, "split_half"))
+
+
 def _read_swa_dims(keys: KeyReader, n_dims: int, head_dim: int) -> int:
     """Read the rotated dimensions of sliding layers; absent means as in full layers."""
     n_dims = keys.count("rope.dimension_count_swa", n_dims, note=False)
@@ -376,6 +426,7 @@ _READERS = {
     "qwen3": _read_qwen3,
     "gemma3": _read_gemma3,
     "muse-glimmer": _read_muse_glimmer,
+    "qwen35": _read_qwen35,
 }
 
 # number-changing keys each architecture does read
@@ -383,4 +434,5 @@ _DEFINED = {
     "llama": frozenset({"attention.scale", "embedding_scale"}),
     "gemma3": frozenset({"final_logit_softcapping"}),
     "muse-glimmer": frozenset({"final_logit_softcapping", "logit_scale"}),
+    "qwen35": frozenset({"attention.scale", "nextn_predict_layers"}),
 }

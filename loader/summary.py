@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 from cudflash.loader.arch import architecture, is_draft
 from cudflash.loader.bind import Target, bind_target
-from cudflash.loader.config import RopeConfig, TargetConfig
+from cudflash.loader.config import LayerConfig, RopeConfig, TargetConfig
 from cudflash.loader.gguf import GGUFFile
 from cudflash.loader.gguf_values import StringArray
 
@@ -140,18 +140,18 @@ def _type_table(gguf: GGUFFile) -> list[dict]:
 
 def _model(target: Target) -> dict:
     config = target.config
-    slides = [layer.window is not None for layer in config.layers]
+    attends = [layer for layer in config.layers if layer.delta is None]
     return {
         "n_layers": config.n_layers,
         "hidden_dim": config.hidden_dim,
         "head_dim": config.head_dim,
-        "n_heads": _one_or_all([layer.n_heads for layer in config.layers]),
-        "n_kv_heads": _one_or_all([layer.n_kv_heads for layer in config.layers]),
+        "n_heads": _one_or_all([layer.n_heads for layer in attends]),
+        "n_kv_heads": _one_or_all([layer.n_kv_heads for layer in attends]),
         "ffn_dim": _one_or_all([layer.ffn_dim for layer in config.layers]),
         "vocab_size": config.vocab_size,
         "context_length": config.context_length,
         "window": next((la.window for la in config.layers if la.window is not None), None),
-        "window_pattern": "".join("S" if s else "F" for s in slides),  # S sliding, F full
+        "window_pattern": "".join(_kind(layer) for layer in config.layers),
         "rope": _rope(config, sliding=False),
         "rope_sliding": _rope(config, sliding=True),
         "rope_freqs": target.weights.rope_freqs is not None,
@@ -161,9 +161,18 @@ def _model(target: Target) -> dict:
         "logit_scale": config.logit_scale,
         "final_softcap": config.final_softcap,
         "rms_eps": config.rms_eps,
+        "delta_net": next((vars(la.delta) for la in config.layers if la.delta is not None), None),
+        "mtp": config.mtp is not None,
         "defaults_taken": list(config.defaults_taken),
         "extra_tensors": list(target.extra_tensors),
     }
+
+
+def _kind(layer: LayerConfig) -> str:
+    """S sliding, F full attention, D delta net."""
+    if layer.delta is not None:
+        return "D"
+    return "F" if layer.window is None else "S"
 
 
 def _one_or_all(values: list[int]) -> int | list[int]:
@@ -173,7 +182,7 @@ def _one_or_all(values: list[int]) -> int | list[int]:
 def _rope(config: TargetConfig, sliding: bool) -> dict | None:
     """RoPE of the first sliding or full layer; None when there is no such layer or no RoPE."""
     for layer in config.layers:
-        if (layer.window is not None) is sliding:
+        if layer.delta is None and (layer.window is not None) is sliding:
             return None if layer.rope is None else _rope_fields(layer.rope)
     return None
 
@@ -186,6 +195,7 @@ def _rope_fields(rope: RopeConfig) -> dict:
         "freq_scale": rope.freq_scale,
         "attn_factor": rope.attn_factor,
         "yarn": None,
+        "sections": None if rope.sections is None else list(rope.sections),
     }
     if rope.yarn is not None:
         fields["yarn"] = dict(vars(rope.yarn))

@@ -14,7 +14,7 @@ from tests.helpers.draft_vectors import draft_case
 from tests.helpers.speculation import GREEDY, draft_engine
 from tests.helpers.vectors import vector_path
 
-NAMES = ("v1-muse-swa", "v1-qwen3-full", "v2-muse-full")
+NAMES = ("v1-muse-swa", "v1-qwen3-full", "v2-muse-full", "v2-qwen35-mixed")
 # The references have no pinned rows. float32 caches, as z-lab's; llama.cpp's are float16, and its
 # smallest margin between the two best ids of a row is 0.005 in these runs.
 SETTINGS = {"kv_type": "f32", "n_ctx": 256}
@@ -35,7 +35,7 @@ def cases(part):
 
 
 def pair(name, **settings):
-    sink = {"draft_sink": 0} if name == "v1-muse-swa" else {}
+    sink = {"draft_sink": 0} if name in ("v1-muse-swa", "v2-qwen35-mixed") else {}
     return draft_engine(name, **SETTINGS, **sink, **settings)
 
 

@@ -21,7 +21,7 @@ from cudflash.errors import CudflashError, FormatError, UnsupportedError
 from tests.helpers import gguf_writer as w
 from tests.helpers.vectors import vector_path
 
-TARGETS = ["gemma3", "llama", "muse-glimmer", "qwen2", "qwen3"]
+TARGETS = ["gemma3", "llama", "muse-glimmer", "qwen2", "qwen3", "qwen35"]
 
 
 def small() -> w.GGUFBuilder:

@@ -10,15 +10,11 @@ import pytest
 
 from tests import tolerances
 from tests.helpers import parity
+from tests.helpers.references import reference_of
 from tests.helpers.vectors import ARCHES, N_PROMPTS, TARGETS, target_case
-from tests.reference.forward import Reference
 
 PROMPTS = range(N_PROMPTS)
 PACKED = [target for target in TARGETS if target[1] != "f32"]
-RELATIVE_RMS = {
-    "int8": tolerances.RELATIVE_RMS_INT8,
-    "int8x2": tolerances.RELATIVE_RMS_INT8X2,
-}
 LONG = 300  # more than two key chunks of 128, more than nine windows of 32
 
 
@@ -40,6 +36,16 @@ def packed(request, packed_case):
     """Packed weights and float32 cache, at each activation precision."""
     engine = parity.load_engine(packed_case.path, kv_type="f32", activations=request.param)
     return packed_case, request.param, engine
+
+
+def packed_bounds(case, activations):
+    """(relative RMS, largest difference) of logits of a packed target."""
+    rms = {"int8": tolerances.RELATIVE_RMS_INT8, "int8x2": tolerances.RELATIVE_RMS_INT8X2}
+    largest = tolerances.GREEDY_MARGIN[activations] / 2
+    if case.arch == "qwen35":
+        rms["int8"] = tolerances.RELATIVE_RMS_INT8_HYBRID
+        largest = tolerances.LARGEST_HYBRID[activations]
+    return rms[activations], largest
 
 
 def expected_logits(case, i):
@@ -95,7 +101,7 @@ def test_f32_long_context_matches_reference(exact):
     """Catches faults that need many keys: ring wrap, chunk borders, positions past the prompts."""
     case, engine = exact
     tokens = long_tokens(case)
-    reference = Reference(case.path).forward(tokens)
+    reference = reference_of(case).forward(tokens)
     parity.assert_close(
         engine.logits(tokens), reference.logits, tolerances.LOGITS_F32, f"{case.arch} long"
     )
@@ -117,7 +123,7 @@ def test_kv_f16_logits_stay_near(arch):
     """
     case = target_case(arch, "f32")
     engine = parity.load_engine(case.path, kv_type="f16")
-    rounded = Reference(case.path, kv_dtype=np.float16)
+    rounded = reference_of(case, kv_dtype=np.float16)
     for i in PROMPTS:
         tokens, expected = case.forced_tokens(i), expected_logits(case, i)
         found = engine.logits(tokens)
@@ -149,9 +155,9 @@ def test_packed_logits_match_exact_weights(packed, i):
     what = f"{case.arch} {case.variant} {activations} prompt {i}"
     if case.arch == "gemma3" and activations == "int8x2":
         # the record carries llama.cpp's GELU table: the reference is the finer yardstick
-        expected = Reference(case.path).forward(case.forced_tokens(i)).logits[: len(expected)]
-    parity.assert_relative_rms(found, expected, RELATIVE_RMS[activations], what)
-    largest = tolerances.GREEDY_MARGIN[activations] / 2
+        expected = reference_of(case).forward(case.forced_tokens(i)).logits[: len(expected)]
+    rms, largest = packed_bounds(case, activations)
+    parity.assert_relative_rms(found, expected, rms, what)
     parity.assert_close(found, expected, largest, what)
 
 
@@ -165,7 +171,7 @@ def test_packed_clear_greedy_ids_match_exact_weights(packed):
             found,
             case.greedy_ids(i),
             case.greedy_margin(i),
-            tolerances.GREEDY_MARGIN[activations],
+            2 * packed_bounds(case, activations)[1],
             f"{case.arch} {case.variant} {activations} prompt {i}",
         )
     assert n_compared > (60 if activations == "int8x2" else 0), "too few margins to mean anything"
@@ -176,7 +182,7 @@ def test_packed_int8x2_greedy_answer_matches_exact_weights(packed_case, i):
     """Catches packed decode (one row) that differs from packed prefill (many rows)."""
     engine = parity.load_engine(packed_case.path, kv_type="f32", activations="int8x2")
     ids, margins = packed_case.greedy_ids(i), packed_case.greedy_margin(i)
-    assert margins.min() > tolerances.GREEDY_MARGIN["int8x2"]
+    assert margins.min() > 2 * packed_bounds(packed_case, "int8x2")[1]
     found = parity.answer_tokens(engine, packed_case.prompt(i), len(ids))
     assert found == parity.until_end(ids, engine.tokenizer.eog_ids)
 
@@ -185,7 +191,7 @@ def test_packed_taps_match_llama_cpp_layer_inputs(packed_case):
     """Catches taps of packed models taken from anything but the float32 residual stream."""
     expected = packed_case.layer_inputs(2)
     if expected is None:
-        expected = Reference(packed_case.path).forward(packed_case.prompt(2)).layer_inputs[:-1]
+        expected = reference_of(packed_case).forward(packed_case.prompt(2)).layer_inputs[:-1]
     expected = expected[1:]  # (L - 1, rows, C)
     engine = parity.load_engine(packed_case.path, kv_type="f32", activations="int8x2")
     found = np.asarray(engine.taps(packed_case.prompt(2), range(len(expected))))
@@ -198,7 +204,7 @@ def test_packed_long_context_matches_reference(packed_case):
     """Catches faults of packed products that only appear at large row counts or positions."""
     engine = parity.load_engine(packed_case.path, kv_type="f32", activations="int8x2")
     tokens = long_tokens(packed_case)
-    expected = Reference(packed_case.path).forward(tokens).logits
+    expected = reference_of(packed_case).forward(tokens).logits
     what = f"{packed_case.arch} {packed_case.variant} long"
     parity.assert_relative_rms(
         engine.logits(tokens), expected, tolerances.RELATIVE_RMS_INT8X2, what

@@ -16,6 +16,7 @@ from tests.helpers.engines import SMALL_ROWS, engine, greedy
 from tests.helpers.vectors import ARCHES, target_case
 
 RINGS = ("gemma3", "muse-glimmer")
+MAY_LOSE = (*RINGS, "qwen35")  # rows: a ring that moved on, a state without a checkpoint there
 
 
 def ids(arch, n, seed=0):
@@ -60,7 +61,7 @@ def test_second_turn_equals_a_cold_one(arch, n_shared):
     assert (warm.tokens, warm.text, warm.logprobs) == (cold.tokens, cold.text, cold.logprobs)
     same = next((i for i, (a, b) in enumerate(zip(held, second)) if a != b), len(second))
     assert warm.usage.cached_tokens in (0, same)
-    if arch not in RINGS:
+    if arch not in MAY_LOSE:
         assert warm.usage.cached_tokens == same
 
 
@@ -96,7 +97,7 @@ def test_rewind_beyond_a_ring_is_evaluated_again_and_said():
 
 def test_ten_prompts_in_one_process_equal_fresh_sessions():
     """Catches state that leaks from one request to the next, shorter prompts after longer ones."""
-    for arch in ("llama", "gemma3"):
+    for arch in ("llama", "gemma3", "qwen35"):
         one = engine(arch, rows=SMALL_ROWS)
         session = one.session()
         rng = np.random.default_rng(11)

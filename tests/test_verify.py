@@ -36,7 +36,8 @@ def test_sound_pairs_pass(name):
     assert report.passed, [check for check in report.checks if not check.passed]
     assert tuple(seen) == report.checks
     names = {check.name for check in report.checks}
-    assert names == {"match", "gate", "auto", "ratio-replay", "scripted", "rule"}
+    sessions = {f"session-{name}" for name in ("requests", "shorter", "alternating")}
+    assert names == {"match", "gate", "auto", "ratio-replay", "scripted", "rule"} | sessions
     lengths = {c.verify_length for c in report.checks if c.name == "match"}
     assert lengths == ({3, 7, 15} if one.draft_config.block_size == 16 else {3, 7})
     assert {c.temperature for c in report.checks if c.name == "match"} == {0.0, 0.8}
@@ -132,7 +133,7 @@ def test_qualify_compares_every_row():
     plain = plain_answer(one, tuple(PROMPT), GREEDY, max_tokens=20, row_digests=True)
     assert len(plain.row_digests) == len(plain.tokens)
     verifier = Verifier(one)
-    answer = verifier._answer
+    answer = verifier.answer
 
     def altered(prompt, sampling, **options):
         result = answer(prompt, sampling, **options)
@@ -140,7 +141,7 @@ def test_qualify_compares_every_row():
             return result
         return replace(result, row_digests=("0" * 64, *result.row_digests[1:]))
 
-    with mock.patch.object(verifier, "_answer", altered):
+    with mock.patch.object(verifier, "answer", altered):
         report = verifier.qualify(PROMPT)
     assert [c.name for c in report.checks if not c.passed] == ["qualify-rows"]
     with pytest.raises(UsageError, match="floor"):

@@ -5,8 +5,7 @@ timed. Invariant: every drafted lane has the plain lane of the same engine besid
 
 A drafter is named by its kind. Kinds that come from a file (``dflash``, ``dflash2``, and what later
 versions load) are found among the drafts that were given. ``mtp`` is the block that some targets
-bring in their own file: it drafts step by step, so it can have any length up to 15. The scripted
-ones need no file:
+bring in their own file. The scripted ones need no file:
 
 ========== =================================================
 oracle     proposes the plain answer: the ceiling of verification
@@ -14,6 +13,9 @@ wrong      proposes nothing right: the floor
 keep-K     K right tokens per block
 random     tokens by chance
 ========== =================================================
+
+Any number of drafted tokens k that a drafter can have may be asked for. The engine's verify lengths
+are pinned; another k is verified within the next longer one, its drafter being held to k tokens.
 """
 
 from dataclasses import dataclass
@@ -166,7 +168,9 @@ def choose_lanes(names, kinds, lengths, rules, blocks, modes=(ON,), has_mtp=Fals
 
 
 def _legal(name, block):
-    return range(1, LEGAL[-1] + 1) if name == MTP else legal_lengths(block)
+    """Numbers of drafted tokens that a drafter can have."""
+    longest = LEGAL[-1] if name == MTP else max(legal_lengths(block), default=0)
+    return range(1, longest + 1)
 
 
 def _lengths(lengths, name, block):

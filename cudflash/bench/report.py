@@ -7,6 +7,7 @@ figure of (set, depth, stop mode), there is no number over all sets, and synthet
 import csv
 import io
 
+from cudflash.bench.depth import depth_notes
 from cudflash.bench.lanes import PLAIN
 from cudflash.bench.record import COMPLETE
 from cudflash.bench.runner import verify_curve
@@ -250,6 +251,7 @@ def notes(record):
             lines.append(f"{cell['set']} at depth {cell['depth']}, {cell['stop']} stop, "
                          f"{cell['lane']}: {short} of {cell['prompts']} answers have fewer than two "
                          "tokens, so they have no decoding speed")  # fmt: skip
+    lines += depth_notes(record, rows(record))
     for run in record["runs"]:
         if run["fault"]:
             lines.append(f"{run['set']} {run['index']}, {run['lane']}: {run['fault']}")

@@ -19,6 +19,7 @@ from cudflash.bench.prompts import loops
 from cudflash.bench.statistics import COUNTS, LISTS, TIMES
 from cudflash.sampling import SamplingConfig
 from cudflash.spec.acceptance import MATCH
+from cudflash.spec.drafters import AtMost
 
 NATURAL_STOP, FORCED = "natural", "forced"
 STOPS = (NATURAL_STOP, FORCED)
@@ -91,6 +92,12 @@ class Group:
         if lane.name not in self._drafters:
             self._drafters[lane.name] = self.engine.mtp_drafter(lane.verify_length)
         return self._drafters[lane.name]
+
+    def held_drafter(self, lane, drafter=None):
+        """A drafter held to the lane's k; the draft's, made for one answer, if none is given."""
+        if drafter is None:
+            drafter = self.engine.draft.drafter(self.engine.config.vocab_size).drafter
+        return AtMost(drafter, lane.verify_length)
 
     def to_dict(self):
         """Everything in effect, for the record."""
@@ -201,7 +208,10 @@ class Bench:
                 options["drafter"] = make_scripted(lane.drafter, plain)
             elif lane.drafter == MTP:
                 options["drafter"] = group.mtp_drafter(lane)
+            if covering(lane.verify_length) != lane.verify_length:
                 options["verify_length"] = covering(lane.verify_length)
+                if lane.drafter != MTP:
+                    options["drafter"] = group.held_drafter(lane, options.get("drafter"))
         return group.session(lane).generate(
             list(ids), max_tokens=n_tokens or settings.n_tokens, sampling=settings.sampling,
             seed=settings.seed, ignore_eos=ignore_eos, **options,

@@ -66,7 +66,7 @@ lane_options = options(
           "mtp of the model's own file, or scripted ones: oracle, wrong, keep-K, random. Default: the "
           "drafts given."),
     _many("--k", "--verify-length", "--verify-lengths", "--draft-max", "lengths",
-          callback=_numbers, help="Verify lengths, with commas. Default: 7."),
+          callback=_numbers, help="Tokens drafted per round at most, with commas. Default: 7, mtp: 3."),
     _many("--accept", "rules", help="Acceptance rules, with commas: match, ratio. Default: match."),
     _many("--speculative", "modes", help="on: always draft; auto: while it pays, up to the verify "
           "length. Default: on."),

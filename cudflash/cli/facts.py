@@ -103,11 +103,13 @@ def _model_facts(model):
         ("heads", _heads(model)),
         ("feed-forward width", model["ffn_dim"]),
         ("trained context", model["context_length"]),
+        ("delta net", _delta_net(model)),
         ("window", f"{model['window']} on S of {model['window_pattern']}" if sliding else None),
         ("RoPE", _rope_fact(model["rope"])),
         ("RoPE, sliding", _rope_fact(model["rope_sliding"]) if sliding else None),
         ("RMS epsilon", f"{model['rms_eps']:.6g}"),
         ("output head", "shared with the embedding" if model["tied_output"] else "own tensor"),
+        ("MTP block", "yes" if model["mtp"] else None),
         ("defaults taken", "; ".join(model["defaults_taken"])),
         ("tensors not used", ", ".join(model["extra_tensors"])),
     ]
@@ -115,6 +117,16 @@ def _model_facts(model):
 
 def _heads(model):
     return f"{model['n_heads']} (key/value {model['n_kv_heads']}, {model['head_dim']} wide)"
+
+
+def _delta_net(model):
+    delta = model["delta_net"]
+    if delta is None:
+        return None
+    return (
+        f"{delta['n_k_heads']} key and {delta['n_v_heads']} value heads, {delta['k_dim']} wide, "
+        f"convolution over {delta['conv_taps']} rows, on D of {model['window_pattern']}"
+    )
 
 
 def _rope_fact(rope):

@@ -26,6 +26,7 @@ _KINDS = (
     ("norms", "norms and biases"),
     ("rope", "RoPE tables"),
     ("kv", "KV cache"),
+    ("state", "recurrent state"),
     ("scratch", "scratch"),
     ("logits", "logits"),
     ("io", "ids and positions"),

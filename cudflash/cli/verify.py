@@ -65,8 +65,9 @@ def command(ctx, target, beside, prompts, files, n_tokens, temperature, seed, no
     """Prove on this machine that drafting changes no token of an answer.
 
     Compares plain decoding with drafted decoding for every verify length, at temperature 0 and at
-    a seeded temperature; the ratio rule by replay and by the distribution of its tokens; and the
-    scripted drafters. Without a draft only these are compared. The exit code is 0 if everything is
+    a seeded temperature; the ratio rule by replay and by the distribution of its tokens; the
+    scripted drafters; and sessions that have answered before against fresh ones. Without a draft
+    only the last two are compared. The exit code is 0 if everything is
     equal, 1 otherwise.
     """
     output = output_of(ctx)

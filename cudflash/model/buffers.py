@@ -18,7 +18,8 @@ class Allocator:
     Attributes
     ----------
     n_bytes : Counter
-        Bytes by kind: "weights", "embedding", "norms", "rope", "kv", "scratch", "logits", "io".
+        Bytes by kind: "weights", "embedding", "norms", "rope", "kv", "state", "scratch",
+        "logits", "io".
     """
 
     def __init__(self, ops):
@@ -65,11 +66,15 @@ class Workspace:
         The packed matrices (anything with ``.k`` and ``.layout``) whose inputs are quantised.
     max_rows, logit_rows : int
     activations : {"int8", "int8x2"}
+    more : dict of str to int
+        Further scratch buffers: floats per row by name.
     """
 
-    def __init__(self, allocator, ops, config, matrices, max_rows, logit_rows, activations):
+    def __init__(
+        self, allocator, ops, config, matrices, max_rows, logit_rows, activations, more=None
+    ):
         self.max_rows, self.logit_rows = max_rows, logit_rows
-        widths = scratch_widths(config)
+        widths = scratch_widths(config) | (more or {})
         self._flat = {
             name: allocator.empty("scratch", (max_rows * width,), np.float32)
             for name, width in widths.items()
@@ -119,4 +124,12 @@ def scratch_widths(config):
     }
     if config.attn_gate:
         widths["attn_gate"] = heads
+    if config.fused_q_gate:
+        widths["q_gate"] = 2 * heads
+    deltas = [layer.delta for layer in config.layers if layer.delta is not None]
+    if deltas:
+        conv, values = max(d.conv_width for d in deltas), max(d.v_width for d in deltas)
+        n_heads = max(d.n_v_heads for d in deltas)
+        widths |= {"conv_in": conv, "conv_out": conv, "delta_gate": values, "delta_out": values}
+        widths |= {"decay": n_heads, "beta": n_heads}
     return widths

@@ -42,6 +42,8 @@ def pair_frequencies(rope, freq_factors=None):
     n_pairs = rope.n_dims // 2
     pair = np.arange(n_pairs, dtype=np.float64)
     unscaled = np.float64(rope.freq_base) ** (-2.0 * pair / rope.n_dims)
+    if rope.sections is not None:
+        unscaled = unscaled * rotated_by_text(rope.sections, n_pairs)
     if freq_factors is not None:
         unscaled = unscaled / np.asarray(freq_factors, np.float64)
     scaled = unscaled * rope.freq_scale
@@ -54,6 +56,30 @@ def pair_frequencies(rope, freq_factors=None):
     ramp = np.clip((pair - low) / max(0.001, high - low), 0.0, 1.0)
     keep = yarn.ext_factor * (1.0 - ramp)  # share of the unscaled frequency
     return scaled * (1.0 - keep) + unscaled * keep, _yarn_magnitude(rope)
+
+
+def rotated_by_text(sections, n_pairs):
+    """Which pairs follow a position that text advances.
+
+    Pairs are dealt to time, height and width in turn, up to three times the size of each section;
+    in text all three positions are equal. A pair that is left over follows a fourth position, which
+    stays 0.
+
+    Parameters
+    ----------
+    sections : tuple of 4 int
+    n_pairs : int
+
+    Returns
+    -------
+    ndarray of shape (n_pairs,), bool
+
+    Source
+    ------
+    llama.cpp 0c1e57098bba: ``ggml/src/ggml-cpu/ops.cpp`` (ggml_mrope_cache_init, interleaved).
+    """
+    sector = np.arange(n_pairs) % sum(sections)
+    return sector < 3 * np.asarray(sections[:3])[sector % 3]
 
 
 def _blend_limits(rope):

@@ -13,6 +13,7 @@ from cudflash.model.buffers import Allocator
 from cudflash.model.cache import TargetCache
 from cudflash.model.transformer import ALL, LAST, NONE, Pass, selected_rows, tap_buffer
 
+STOP_ROWS, REGULAR_STOPS = 256, 2  # checkpoints of a prompt: see ``Runner.prompt_stops``
 KEPT_TAPS = 240  # rows of taps that can be kept for later
 MAX_GRAPHS = 48  # recorded passes kept; prefill remainders come in many lengths
 
@@ -28,6 +29,8 @@ class Runner:
         Shared by the sessions of an engine; the caller makes sure that passes do not overlap.
     n_ctx : int
     kv_type : {"f16", "f32"}
+    n_checkpoints : int
+        Of a recurrent state, for rewinding.
 
     Attributes
     ----------
@@ -38,11 +41,11 @@ class Runner:
         What this sequence has allocated.
     """
 
-    def __init__(self, ops, model, work, n_ctx, kv_type):
+    def __init__(self, ops, model, work, n_ctx, kv_type, n_checkpoints=0):
         self._ops, self._model, self._work = ops, model, work
         self.allocator = Allocator(ops)
         self.cache = TargetCache(
-            ops, model.config, n_ctx, kv_type, work.max_rows, self.allocator
+            ops, model.config, n_ctx, kv_type, work.max_rows, self.allocator, n_checkpoints
         )
         # ids and positions together, filled on the host and copied at once
         self._inputs = self.allocator.empty("io", (2, work.max_rows), np.int32)
@@ -158,6 +161,34 @@ class Runner:
         kept = self.cache.truncate(length)
         del self.tokens[kept:]
         return kept
+
+    def prompt_stops(self, start, n_prompt, n_same):
+        """Positions at which the evaluation of a prompt pauses for a checkpoint, ascending.
+
+        Where the prompt parted from the session's tokens (the next one may part there, too), before
+        its last token (the same prompt, or a longer one, may come again), and at most two regular
+        ones before, 256 or a power of two times as many rows apart. None without a recurrent state:
+        keys and values can be cut anywhere.
+
+        Parameters
+        ----------
+        start : int
+            Rows that are there already.
+        n_prompt : int
+        n_same : int
+            Leading tokens that the prompt has in common with the session's.
+        """
+        if self.cache.recurrent is None:
+            return ()
+        apart = STOP_ROWS
+        while n_prompt // apart > REGULAR_STOPS:
+            apart *= 2
+        stops = {n_same, n_prompt - 1, *range(apart, n_prompt, apart)}
+        return tuple(sorted(at for at in stops if start < at < n_prompt))
+
+    def checkpoint(self):
+        """Make a rewind to the committed length possible, where that needs a state put aside."""
+        self.cache.checkpoint()
 
     def head(self, start, stop):
         """Logits of rows [start, stop) of the last pass, which was run with ALL."""

@@ -7,9 +7,11 @@ every row is computed alone, so a row's bits do not depend on the rows beside it
 
 Letters: M rows, C hidden_dim, H heads, G key/value heads, D head_dim, F ffn_dim, V vocab_size.
 
-Source of the graphs: llama.cpp 0c1e57098bba, ``src/models/{llama,qwen2,qwen3,gemma3,
-muse-glimmer}.cpp``.
+Source of the graphs: llama.cpp 0c1e57098bba, ``src/models/{llama,qwen2,qwen3,gemma3,muse-glimmer,
+qwen35}.cpp``.
 """
+
+import math
 
 import numpy as np
 
@@ -58,11 +60,13 @@ class Pass:
         config, n_layers = self.config, len(self.model.layers)
         if n_layers - 1 in taps:
             which = ALL
+        self.cache.open(self.positions)
         self.embed()
         for index, layer in enumerate(self.model.layers):
             last = index == n_layers - 1
             rows = selected_rows(self.n_rows, which if last else ALL)
-            self.attention(config.layers[index], layer, self.cache.layers[index], rows)
+            mix = self.attention if config.layers[index].delta is None else self.delta_net
+            mix(config.layers[index], layer, self.cache.layers[index], rows)
             if rows.start == rows.stop:
                 return
             self.feed_forward(config.layers[index], layer, rows)
@@ -80,40 +84,95 @@ class Pass:
 
     def attention(self, config, layer, cache, rows):
         """x[rows] += W_o (attention(q, cache) [* sigmoid(gate)]); keys and values of all rows."""
-        ops, work, n = self.ops, self.work, self.n_rows
-        n_q, n_kv = config.n_heads * self.config.head_dim, config.n_kv_heads * self.config.head_dim
-        q, a = work.view("q", n, n_q), work.view("a", n, n_q)
+        ops, work, n, d = self.ops, self.work, self.n_rows, self.config.head_dim
+        n_q, n_kv = config.n_heads * d, config.n_kv_heads * d
         k, v = work.view("k", n, n_kv), work.view("v", n, n_kv)
-        gated = layer.attn_gate is not None
         ops.rms_norm(self.h, self.x, layer.attn_norm, self.config.rms_eps)
         projections = (layer.attn_q, layer.attn_k, layer.attn_v, layer.attn_gate)
         inputs = self.quantize(self.h, projections)
-        self.linear(q, inputs, layer.attn_q, layer.attn_q_bias)
         self.linear(k, inputs, layer.attn_k, layer.attn_k_bias)
         self.linear(v, inputs, layer.attn_v, layer.attn_v_bias)
-        if gated:
-            gate = work.view("attn_gate", n, n_q)
-            self.linear(gate, inputs, layer.attn_gate)
-        q, k, v, a = (t.reshape(n, -1, self.config.head_dim) for t in (q, k, v, a))  # (M, H, D)
-        self.head_norm(q, layer.attn_q_norm)
+        k, v = (t.reshape(n, -1, d) for t in (k, v))  # (M, G, D)
         self.head_norm(k, layer.attn_k_norm)
-        if config.rope is not None:
-            for heads in (q, k):
-                ops.rope(
-                    heads, self.positions, layer.rope_table, config.rope.style, config.rope.n_dims
-                )
+        self.rotate(k, config, layer)
         ops.kv_write(cache.k, cache.v, k, v, self.positions)
         if rows.start == rows.stop:
             return
+        q, gate = self.queries(inputs, layer, n_q)
+        q, a = (t.reshape(n, -1, d) for t in (q, work.view("a", n, n_q)))  # (M, H, D)
+        self.rotate(q, config, layer)
         ops.attention(
             a[rows], q[rows], cache.k, cache.v, self.positions[rows],
             config.window or 0, self.config.attn_scale, self.config.attn_softcap or 0.0,
         )  # fmt: skip
+        if gate is not None:
+            flat = a[rows].reshape(-1, d)  # (rows * H, D)
+            ops.sigmoid_gate(flat, flat, gate[rows].reshape(-1, d))
         a = a.reshape(n, n_q)[rows]
-        if gated:
-            ops.sigmoid_gate(a, a, gate[rows])
         inputs = self.quantize(a, (layer.attn_output,))
         self.linear(self.y[rows], inputs, layer.attn_output, layer.attn_output_bias)
+        self.add_branch(layer.post_attention_norm, rows)
+
+    def rotate(self, heads, config, layer):
+        """RoPE in place, where the layer has positions."""
+        if config.rope is not None:
+            self.ops.rope(
+                heads, self.positions, layer.rope_table, config.rope.style, config.rope.n_dims
+            )
+
+    def queries(self, inputs, layer, n_q):
+        """(q, gate): q (M, H * D), normed; gate a view (M, H, D), or None without one."""
+        work, n, d = self.work, self.n_rows, self.config.head_dim
+        q, gate = work.view("q", n, n_q), None
+        if self.config.fused_q_gate:
+            both = work.view("q_gate", n, 2 * n_q)
+            self.linear(both, inputs, layer.attn_q)
+            pairs = both.reshape(n, -1, 2 * d)  # per head: its queries, then its gates
+            self.ops.rms_norm(
+                q.reshape(-1, d), pairs.reshape(-1, 2 * d)[:, :d], layer.attn_q_norm,
+                self.config.rms_eps,
+            )  # fmt: skip
+            return q, pairs[:, :, d:]
+        self.linear(q, inputs, layer.attn_q, layer.attn_q_bias)
+        if layer.attn_gate is not None:
+            gate = work.view("attn_gate", n, n_q)
+            self.linear(gate, inputs, layer.attn_gate)
+            gate = gate.reshape(n, -1, d)
+        self.head_norm(q.reshape(n, -1, d), layer.attn_q_norm)
+        return q, gate
+
+    def delta_net(self, config, layer, state, rows):
+        """x[rows] += W_out (norm(delta rule of the convolved h) * silu(z)); the state of all rows.
+
+        Source: llama.cpp 0c1e57098bba, ``src/models/{qwen35,delta-net-base}.cpp``.
+        """
+        ops, work, n, delta = self.ops, self.work, self.n_rows, config.delta
+        eps = self.config.rms_eps
+        u, c = (work.view(name, n, delta.conv_width) for name in ("conv_in", "conv_out"))
+        z, o = (work.view(name, n, delta.v_width) for name in ("delta_gate", "delta_out"))
+        decay, beta = (work.view(name, n, delta.n_v_heads) for name in ("decay", "beta"))
+        ops.rms_norm(self.h, self.x, layer.attn_norm, eps)
+        projections = (layer.attn_qkv, layer.attn_gate, layer.ssm_alpha, layer.ssm_beta)
+        inputs = self.quantize(self.h, projections)
+        for out, matrix in zip((u, z, decay, beta), projections, strict=True):
+            self.linear(out, inputs, matrix)
+        ops.delta_gates(decay, beta, decay, beta, layer.ssm_a, layer.ssm_dt)
+        ops.short_conv(c, u, layer.ssm_conv, *state.conv)
+        split = 2 * delta.k_width
+        qk = c[:, :split].reshape(n, 2 * delta.n_k_heads, delta.k_dim)
+        ops.l2_norm(qk, qk, eps)
+        v, o3 = (t.reshape(n, delta.n_v_heads, delta.v_dim) for t in (c[:, split:], o))
+        ops.delta_rule(
+            o3, qk[:, : delta.n_k_heads], qk[:, delta.n_k_heads :], v, decay, beta,
+            1.0 / math.sqrt(delta.v_dim), *state.delta,
+        )  # fmt: skip
+        if rows.start == rows.stop:
+            return
+        heads = o[rows].reshape(-1, delta.v_dim)
+        gates = z[rows].reshape(-1, delta.v_dim)
+        ops.gated_rms_norm(heads, heads, gates, layer.ssm_norm, eps)
+        inputs = self.quantize(o[rows], (layer.ssm_out,))
+        self.linear(self.y[rows], inputs, layer.ssm_out)
         self.add_branch(layer.post_attention_norm, rows)
 
     def feed_forward(self, config, layer, rows):

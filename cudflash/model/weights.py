@@ -13,10 +13,11 @@ import numpy as np
 from cudflash.model.rope import rope_table
 
 MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "attn_gate",
-            "ffn_gate", "ffn_up", "ffn_down")  # fmt: skip
+            "ffn_gate", "ffn_up", "ffn_down", "attn_qkv", "ssm_alpha", "ssm_beta",
+           "ssm_out")  # fmt: skip
 VECTORS = ("attn_norm", "attn_q_bias", "attn_k_bias", "attn_v_bias", "attn_q_norm",
            "attn_k_norm", "attn_output_bias", "post_attention_norm", "ffn_norm",
-           "post_ffw_norm")  # fmt: skip
+           "post_ffw_norm", "ssm_conv", "ssm_dt", "ssm_a", "ssm_norm")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -24,15 +25,15 @@ class DeviceLayer:
     """One layer; fields are named and shaped as in ``loader.bind.LayerWeights``."""
 
     attn_norm: object
-    attn_q: object  # PackedMatrix, as the other projections
-    attn_k: object
-    attn_v: object
+    attn_q: object | None  # PackedMatrix, as the other projections
+    attn_k: object | None
+    attn_v: object | None
     attn_q_bias: object | None
     attn_k_bias: object | None
     attn_v_bias: object | None
     attn_q_norm: object | None
     attn_k_norm: object | None
-    attn_output: object
+    attn_output: object | None
     attn_output_bias: object | None
     attn_gate: object | None
     post_attention_norm: object | None
@@ -41,6 +42,14 @@ class DeviceLayer:
     ffn_up: object
     ffn_down: object
     post_ffw_norm: object | None
+    attn_qkv: object | None
+    ssm_conv: object | None
+    ssm_alpha: object | None
+    ssm_beta: object | None
+    ssm_dt: object | None
+    ssm_a: object | None
+    ssm_norm: object | None
+    ssm_out: object | None
     rope_table: object | None  # (n_ctx, n_dims / 2, 2) float32, shared by equal layers
 
 
@@ -57,9 +66,7 @@ class TargetModel:
     def matrices(self):
         """Yield every packed matrix."""
         for layer in self.layers:
-            for name in MATRICES:
-                if getattr(layer, name) is not None:
-                    yield getattr(layer, name)
+            yield from present(layer, MATRICES)
         yield self.output
 
 
@@ -81,17 +88,13 @@ def load_target(ops, target, n_ctx, allocator, progress=None):
     TargetModel
     """
     config, weights = target.config, target.weights
-    packer = _Packer(ops, allocator, weight_bytes(weights), progress)
+    packer = Packer(ops, allocator, weight_bytes(weights), progress)
     tables = _RopeTables(allocator, n_ctx, weights.rope_freqs)
     embd = weights.token_embd
     embedding = ops.embedding_table(embd.raw, embd.type, embd.shape[1])
     allocator.count("embedding", embedding)
     layers = tuple(
-        DeviceLayer(
-            **{name: packer.matrix(getattr(layer, name)) for name in MATRICES},
-            **{name: packer.vector(getattr(layer, name)) for name in VECTORS},
-            rope_table=tables.get(layer_config.rope),
-        )
+        load_layer(packer, layer, tables.get(layer_config.rope))
         for layer, layer_config in zip(weights.layers, config.layers, strict=True)
     )
     return TargetModel(
@@ -99,21 +102,31 @@ def load_target(ops, target, n_ctx, allocator, progress=None):
     )
 
 
+def load_layer(packer, layer, rope_table):
+    """Pack one ``loader.bind.LayerWeights``."""
+    return DeviceLayer(
+        **{name: packer.matrix(getattr(layer, name)) for name in MATRICES},
+        **{name: packer.vector(getattr(layer, name)) for name in VECTORS},
+        rope_table=rope_table,
+    )
+
+
+def present(layer, names):
+    """Yield those of the named fields of a layer that are not None."""
+    yield from (part for name in names if (part := getattr(layer, name)) is not None)
+
+
 def weight_refs(weights):
     """Yield every projection that is packed, the output head last."""
     for layer in weights.layers:
-        for name in MATRICES:
-            if getattr(layer, name) is not None:
-                yield getattr(layer, name)
+        yield from present(layer, MATRICES)
     yield weights.output
 
 
 def weight_vectors(weights):
     """Yield every norm and bias."""
     for layer in weights.layers:
-        for name in VECTORS:
-            if getattr(layer, name) is not None:
-                yield getattr(layer, name)
+        yield from present(layer, VECTORS)
     yield weights.output_norm
 
 
@@ -122,13 +135,16 @@ def weight_bytes(weights):
     return sum(ref.raw.nbytes for ref in weight_refs(weights))
 
 
-class _Packer:
+class Packer:
+    """Packs and uploads tensors one at a time, and tells how far it is."""
+
     def __init__(self, ops, allocator, total, progress):
         self._ops, self._allocator = ops, allocator
         self._done, self._total, self._progress = 0, total, progress
         self._pages = MappedPages()
 
     def matrix(self, ref):
+        """Packed matrix of a projection, None for None."""
         if ref is None:
             return None
         packed = self._ops.pack(ref.raw, ref.type, ref.shape[1])
@@ -139,6 +155,7 @@ class _Packer:
         return self._allocator.count("weights", packed)
 
     def vector(self, array):
+        """Uploaded norm or bias, None for None."""
         return None if array is None else self._allocator.upload("norms", array)
 
 

@@ -15,7 +15,8 @@ The life of a drafter in one answer::
 
 Every round observes, those without drafts included, so ``length`` equals the committed rows of the
 target at every ``propose``. A drafter that has a method ``expect(n)`` is told before ``observe``
-how many rows of the prompt are sure to follow the observed ones. Writing one's own: derive from
+how many rows of the prompt are sure to follow the observed ones; one that has ``checkpoint()`` is
+told after a ``commit`` that later prompts may go back to just these rows. Writing one's own: derive from
 ``TokenDrafter`` and write ``propose``.
 """
 
@@ -316,6 +317,27 @@ class Random(TokenDrafter):
         key = f"cudflash random drafter {self._seed} {position}".encode()
         word = int.from_bytes(hashlib.sha256(key).digest()[:8], "little")
         return (word * n_vocab) >> 64
+
+
+class AtMost:
+    """Another drafter, held to ``k`` tokens per round; everything else is the other's.
+
+    Parameters
+    ----------
+    drafter : Drafter
+    k : int
+        At least 1.
+    """
+
+    def __init__(self, drafter, k):
+        self._drafter, self._k = check_drafter(drafter), _whole("k", k)
+
+    def __getattr__(self, name):
+        return getattr(self._drafter, name)
+
+    def propose(self, anchor, n, context):
+        """Propose the first ``k`` of what the other proposes."""
+        return self._drafter.propose(anchor, min(n, self._k), context)
 
 
 def _whole(name, value):

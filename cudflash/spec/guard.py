@@ -79,6 +79,11 @@ class GuardedDrafter:
         self._observed = ()
         self._call("rollback", self.drafter.rollback)
 
+    def checkpoint(self):
+        """Let a drafter that has a use for it remember its committed state."""
+        if hasattr(self.drafter, "checkpoint"):
+            self._call("commit", self.drafter.checkpoint)
+
     def rewind(self, length, tokens=None):
         """Go back to at most ``length`` rows for a new answer and forget an earlier fault.
 

@@ -64,7 +64,8 @@ def test_without_a_draft_the_rules_are_compared(cli, folder, args):
     words = ("--no-draft",) if args[1:] == (None,) else args[1:]
     done = cli("verify", folder / args[0], *words, *QUICK, "--json")
     assert done.code == 0 and done.json["draft"] is None
-    assert kinds(done) == {"scripted", "rule"}
+    sessions = {f"session-{name}" for name in ("requests", "shorter", "alternating")}
+    assert kinds(done) == {"scripted", "rule"} | sessions
     assert {c["drafter"] for c in done.json["checks"] if c["name"] == "scripted"} == {
         "oracle", "always-wrong", "keep-k", "cycle", "random",
     }  # fmt: skip
@@ -75,7 +76,7 @@ def test_difference_is_exit_1_and_named(cli, folder, target, monkeypatch):
 
     The fault is injected: one token of every answer of verify length 7 is another one.
     """
-    answer = Verifier._answer
+    answer = Verifier.answer
 
     def altered(self, prompt, sampling, **options):
         result = answer(self, prompt, sampling, **options)
@@ -84,7 +85,7 @@ def test_difference_is_exit_1_and_named(cli, folder, target, monkeypatch):
         tokens = (*result.tokens[:3], result.tokens[3] ^ 1, *result.tokens[4:])
         return replace(result, tokens=tokens)
 
-    monkeypatch.setattr(Verifier, "_answer", altered)
+    monkeypatch.setattr(Verifier, "answer", altered)
     args = ("verify", target, folder / "draft", *QUICK, "--no-scripted")
     done = cli(*args, "--json")
     wrong = [check for check in done.json["checks"] if not check["passed"]]

@@ -76,9 +76,5 @@ def quantised_draft(name):
 @cache
 def target_tables(target):
     """Raw embedding and head of a tiny target: two of (V, C) float32."""
-    if target == "qwen35":
-        with np.load(vector_path("drafts/qwen35-tables.npz")) as npz:
-            halves = npz["token_embd_bf16"], npz["output_bf16"]
-        return tuple((half.astype(np.uint32) << 16).view(np.float32) for half in halves)
     file = GGUFTensors(vector_path(f"targets/{target}-f32.gguf"), np.float32)
     return file.array("token_embd.weight"), file.array("output.weight")

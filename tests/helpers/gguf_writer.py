@@ -190,3 +190,67 @@ def _add_layer(b: GGUFBuilder, arch: str, prefix: str, seed: int) -> None:
 
 def _ones(n: int) -> np.ndarray:
     return np.ones(n, np.float32)
+
+
+DELTA_HEADS, DELTA_VALUE_HEADS, DELTA_DIM, DELTA_TAPS = 2, 4, 16, 4
+
+
+def tiny_hybrid(n_layers: int = 4, interval: int = 2, mtp: bool = True) -> GGUFBuilder:
+    """Build a sound qwen35: every ``interval``-th layer attends, an MTP block comes after them."""
+    b = GGUFBuilder().add("general.architecture", STRING, "qwen35")
+    for suffix, value in (
+        ("block_count", n_layers + mtp), ("context_length", 512), ("embedding_length", HIDDEN),
+        ("feed_forward_length", FFN), ("attention.head_count", HEADS),
+        ("attention.head_count_kv", KV_HEADS), ("attention.key_length", HEAD_DIM),
+        ("attention.value_length", HEAD_DIM), ("full_attention_interval", interval),
+        ("ssm.conv_kernel", DELTA_TAPS), ("ssm.state_size", DELTA_DIM),
+        ("ssm.group_count", DELTA_HEADS), ("ssm.time_step_rank", DELTA_VALUE_HEADS),
+        ("ssm.inner_size", DELTA_VALUE_HEADS * DELTA_DIM), ("rope.dimension_count", 8),
+    ):  # fmt: skip
+        b.add(f"qwen35.{suffix}", U32, value)
+    if mtp:
+        b.add("qwen35.nextn_predict_layers", U32, 1)
+    b.add("qwen35.attention.layer_norm_rms_epsilon", F32, 1e-6)
+    b.add("qwen35.rope.freq_base", F32, 1e7)
+    b.add_array("qwen35.rope.dimension_sections", I32, [2, 1, 1, 0])
+    b.add("tokenizer.ggml.model", STRING, "gpt2")
+    b.add_array("tokenizer.ggml.tokens", STRING, [f"t{i}" for i in range(VOCAB)])
+    b.add_q8_0("token_embd.weight", VOCAB, HIDDEN, 1).add_f32("output_norm.weight", _ones(HIDDEN))
+    b.add_q8_0("output.weight", VOCAB, HIDDEN, 2)
+    for index in range(n_layers + mtp):
+        attends = index == n_layers or (index + 1) % interval == 0
+        _add_hybrid_layer(b, f"blk.{index}.", attends, 20 * (index + 1))
+    if mtp:
+        prefix = f"blk.{n_layers}.nextn."
+        b.add_q8_0(prefix + "eh_proj.weight", HIDDEN, 2 * HIDDEN, 3)
+        for name in ("enorm", "hnorm", "shared_head_norm"):
+            b.add_f32(f"{prefix}{name}.weight", _ones(HIDDEN))
+    return b
+
+
+def _add_hybrid_layer(b: GGUFBuilder, prefix: str, attends: bool, seed: int) -> None:
+    n_q, n_kv, n_v = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, DELTA_VALUE_HEADS
+    keys, values = DELTA_HEADS * DELTA_DIM, n_v * DELTA_DIM
+    vectors = {"attn_norm": HIDDEN, "post_attention_norm": HIDDEN}
+    matrices = {
+        "ffn_gate": (FFN, HIDDEN), "ffn_up": (FFN, HIDDEN), "ffn_down": (HIDDEN, FFN),
+    }  # fmt: skip
+    if attends:
+        vectors |= {"attn_q_norm": HEAD_DIM, "attn_k_norm": HEAD_DIM}
+        matrices |= {
+            "attn_q": (2 * n_q, HIDDEN), "attn_k": (n_kv, HIDDEN), "attn_v": (n_kv, HIDDEN),
+            "attn_output": (HIDDEN, n_q),
+        }  # fmt: skip
+    else:
+        vectors["ssm_norm"] = DELTA_DIM
+        matrices |= {
+            "attn_qkv": (2 * keys + values, HIDDEN), "attn_gate": (values, HIDDEN),
+            "ssm_alpha": (n_v, HIDDEN), "ssm_beta": (n_v, HIDDEN), "ssm_out": (HIDDEN, values),
+        }  # fmt: skip
+        rng = np.random.default_rng(seed)
+        b.add_f32(f"{prefix}ssm_conv1d.weight", rng.normal(size=(2 * keys + values, DELTA_TAPS)))
+        b.add_f32(f"{prefix}ssm_dt.bias", np.zeros(n_v)).add_f32(f"{prefix}ssm_a", -_ones(n_v))
+    for name, n in vectors.items():
+        b.add_f32(f"{prefix}{name}.weight", _ones(n))
+    for offset, (name, shape) in enumerate(matrices.items()):
+        b.add_q8_0(f"{prefix}{name}.weight", *shape, seed + offset)

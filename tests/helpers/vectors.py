@@ -19,7 +19,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1] / "vectors"
 _UNPACK = {".bz2": bz2.decompress, ".xz": lzma.decompress}
 
-ARCHES = ("llama", "qwen2", "qwen3", "gemma3", "muse-glimmer")
+ARCHES = ("llama", "qwen2", "qwen3", "gemma3", "muse-glimmer", "qwen35")
 TARGETS = tuple((arch, variant) for arch in ARCHES for variant in ("f32", "kq")) + (
     ("llama", "leg"),
 )

@@ -10,6 +10,7 @@ import pytest
 from cudflash.errors import DeviceError, UsageError
 from cudflash.ops import cpu as ops
 from cudflash.ops.cpu import runtime
+from tests.helpers.ops_checks import poisoned
 from tests.ops.test_matmul import activations_with_outliers, assert_same_bits, random_rows
 
 
@@ -205,3 +206,18 @@ def test_changing_the_threads_while_another_thread_launches():
     assert done.wait(60), "the launching thread hangs"
     assert not failures
     ops.set_threads(2)
+
+
+def test_an_abandoned_capture_does_not_stay_open():
+    """Catches a thread that can record nothing more: an interrupt may skip the end of a with."""
+    abandoned = ops.capture()
+    abandoned.__enter__()
+    with pytest.raises(UsageError, match="already open"), ops.capture():
+        pass
+    del abandoned
+    out = poisoned((1, 16))
+    ops.copy(out, np.ones((1, 16), np.float32))
+    assert (out == 1).all(), "recorded into a graph that nobody holds"
+    with ops.capture() as graph:
+        ops.copy(out, np.zeros((1, 16), np.float32))
+    assert len(graph) == 1

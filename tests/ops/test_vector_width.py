@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from cudflash.ops import cpu as ops
+from tests.helpers.delta_net import Rows, Shape, State, conv_weight
 from tests.helpers.ops_checks import digest, digest_in_subprocess, poisoned
 
 
@@ -33,7 +34,15 @@ def ops_digest():
     rows = ops.embedding_table(rng.integers(0, 32, (5, 144), dtype=np.uint8), "Q4_K", 256)
     embedded = poisoned((5, 256))
     ops.embed_rows(embedded, rows, ids[:, 0] % 5, 3.0)
-    return digest(*outs[:3], q, *caches, attended, ids, values, embedded)
+    shape = Shape()
+    delta, state = Rows.random(shape, 30), State(shape, conv_weight(shape), poison=False)
+    recurrent = [*state.run(0, delta[:20]), *state.run(20, delta[20:25]), *state.run(23, delta[23:])]
+    gates = [poisoned(delta.beta.shape) for _ in range(2)]
+    normed = [poisoned((30, 64)), poisoned(delta.q.shape)]
+    ops.delta_gates(*gates, delta.beta, delta.decay, -delta.beta[0], delta.decay[0])
+    ops.gated_rms_norm(normed[0], delta.u[:, :64], delta.u[:, 64:128], delta.u[0, :64], 1e-6)
+    ops.l2_norm(normed[1], delta.q, 1e-6)
+    return digest(*recurrent, *gates, *normed, *outs[:3], q, *caches, attended, ids, values, embedded)
 
 
 @pytest.mark.parametrize("without", ["avx512", ("avx512", "fma")])

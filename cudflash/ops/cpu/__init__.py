@@ -19,8 +19,15 @@ from cudflash.ops.cpu.elementwise import (
 )
 from cudflash.ops.cpu.embed import embed_rows, embedding_nbytes, embedding_table
 from cudflash.ops.cpu.formats import packed_nbytes
-from cudflash.ops.cpu.norm import rms_norm
+from cudflash.ops.cpu.norm import gated_rms_norm, l2_norm, rms_norm
 from cudflash.ops.cpu.packed import matmul, pack, quantize_rows, quantized_rows
+from cudflash.ops.cpu.recurrent import (
+    delta_gates,
+    delta_rule,
+    recurrent_copy,
+    recurrent_open,
+    short_conv,
+)
 from cudflash.ops.cpu.rotary import rope
 from cudflash.ops.cpu.runtime import (
     capture,
@@ -37,9 +44,10 @@ from cudflash.ops.cpu.selector import selector_lattice, selector_walk
 
 __all__ = [
     "CHUNK", "add", "add_bias", "argmax", "attention", "attention_span", "capture", "check_finite",
-    "copy", "copy_in", "download", "dynamic_conv", "embed_rows", "embedding_nbytes",
-    "embedding_table", "empty", "geglu", "kv_cache", "kv_write", "matmul", "pack", "packed_nbytes",
-    "quantize_rows", "quantized_rows", "rms_norm", "rope", "scale", "selector_lattice",
-    "selector_walk", "set_threads", "sigmoid_gate", "softcap", "swiglu", "threads", "top_k",
-    "upload", "zeros",
+    "copy", "copy_in", "delta_gates", "delta_rule", "download", "dynamic_conv", "embed_rows",
+    "embedding_nbytes", "embedding_table", "empty", "gated_rms_norm", "geglu", "kv_cache",
+    "kv_write", "l2_norm", "matmul", "pack", "packed_nbytes", "quantize_rows", "quantized_rows",
+    "recurrent_copy", "recurrent_open", "rms_norm", "rope", "scale", "selector_lattice",
+    "selector_walk", "set_threads", "short_conv", "sigmoid_gate", "softcap", "swiglu", "threads",
+    "top_k", "upload", "zeros",
 ]

@@ -1,4 +1,4 @@
-"""RMS norm: the op-level function."""
+"""Norms of rows and heads: the op-level functions."""
 
 from cudflash.errors import UsageError
 from cudflash.ops.cpu import jit
@@ -11,13 +11,18 @@ def norm_lanes(d):
     return 32 if d <= 256 else 256
 
 
-def _build():
-    from cudflash.ops.cpu.norm_kernel import build
+def _builder(name):
+    def build():
+        from cudflash.ops.cpu import norm_kernel
 
-    return build()
+        return getattr(norm_kernel, name)()
+
+    return build
 
 
-_RMS_NORM = jit.register("rms_norm", _build)
+_RMS_NORM = jit.register("rms_norm", _builder("build"))
+_L2_NORM = jit.register("l2_norm", _builder("build_l2"))
+_GATED_RMS_NORM = jit.register("gated_rms_norm", _builder("build_gated"))
 
 
 def rms_norm(out, x, weight, eps):
@@ -44,10 +49,71 @@ def rms_norm(out, x, weight, eps):
     if weight is not None:
         check_rows("rms_norm", "weight", weight)
         check_shape("rms_norm", "weight", weight, (d,))
-    if not eps > 0.0:
-        raise UsageError(f"rms_norm: eps is {eps!r}, expected a positive number")
+    _check_eps("rms_norm", eps)
     if n_rows == 0:
         return
     submit(_RMS_NORM, [out, stride(out), x, stride(x), n_rows, d, norm_lanes(d),
                        0 if weight is None else weight, float(eps)],
            reads=[extent(x)] + ([] if weight is None else [weight]), writes=[extent(out)])
+
+
+def l2_norm(out, x, eps):
+    """``out[r, h] = x[r, h] / sqrt(sum(x[r, h]^2) + eps)``.
+
+    Parameters
+    ----------
+    out, x : ndarray of shape (M, H, D), float32
+        ``x[r]`` contiguous; may be the same array.
+    eps : float
+
+    Notes
+    -----
+    The sum in the order of :func:`rms_norm`; r = 1 / sqrt(sum + eps); out = x * r.
+    """
+    op = "l2_norm"
+    check_rows(op, "out", out)
+    check_rows(op, "x", x)
+    if out.ndim != 3:
+        raise UsageError(f"{op}: out has shape {out.shape}, expected (rows, heads, head_dim)")
+    check_shape(op, "x", x, out.shape)
+    _check_eps(op, eps)
+    if out.size == 0:
+        return
+    n_rows, n_heads, d = out.shape
+    submit(_L2_NORM, [out, stride(out), x, stride(x), n_rows, n_heads, d, norm_lanes(d),
+                      float(eps)],
+           reads=[extent(x)], writes=[extent(out)], touched=x.nbytes + out.nbytes)
+
+
+def gated_rms_norm(out, x, z, weight, eps):
+    """``out[r] = rms_norm(x[r]) * weight * silu(z[r])``.
+
+    Parameters
+    ----------
+    out, x, z : ndarray of shape (R, D), float32
+        Rows contiguous; out may be x or z.
+    weight : ndarray of shape (D,), float32
+    eps : float
+
+    Notes
+    -----
+    ``((x * r) * weight) * silu(z)`` with r of :func:`rms_norm`, one rounding per operation.
+    """
+    op = "gated_rms_norm"
+    for name, array in (("out", out), ("x", x), ("z", z), ("weight", weight)):
+        check_rows(op, name, array)
+    n_rows, d = out.shape
+    for name, array in (("x", x), ("z", z)):
+        check_shape(op, name, array, (n_rows, d))
+    check_shape(op, "weight", weight, (d,))
+    _check_eps(op, eps)
+    if n_rows == 0:
+        return
+    submit(_GATED_RMS_NORM, [out, stride(out), x, stride(x), z, stride(z), n_rows, d,
+                             norm_lanes(d), weight, float(eps)],
+           reads=[extent(x), extent(z), weight], writes=[extent(out)])
+
+
+def _check_eps(op, eps):
+    if not eps > 0.0:
+        raise UsageError(f"{op}: eps is {eps!r}, expected a positive number")

@@ -11,6 +11,7 @@ import mmap
 import os
 import struct
 import threading
+import weakref
 
 import numpy as np
 
@@ -163,7 +164,7 @@ def submit(kernel, values, *, reads, writes, keep=(), touched=None):
     block = np.array(words, np.int64)
     op = _Op(kernel, block, [_span(a, spans) for a in reads], [_span(a, spans) for a in writes],
              (block, values, keep), touched)
-    graph = getattr(_local, "graph", None)
+    graph = _open_graph()
     if graph is None:
         Graph([op]).launch()
     else:
@@ -234,15 +235,25 @@ def _overlap(spans, others):
 
 
 class _Capture:
+    # The thread only refers to it weakly: an interrupt on the way out of the with statement, which
+    # skips or cuts short __exit__, must not leave a capture open that nobody can close.
     def __enter__(self):
-        if getattr(_local, "graph", None) is not None:
+        if _open_graph() is not None:
             raise UsageError("a capture is already open in this thread; close it first")
-        _local.graph = Graph()
-        return _local.graph
+        self.graph = Graph()
+        _local.capture = weakref.ref(self)
+        return self.graph
 
     def __exit__(self, *exc):
-        _local.graph = None
+        _local.capture = None
         return False
+
+
+def _open_graph():
+    """The graph that this thread records into, or None."""
+    reference = getattr(_local, "capture", None)
+    capture_ = None if reference is None else reference()
+    return None if capture_ is None else capture_.graph
 
 
 def capture():
