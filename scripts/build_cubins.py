@@ -39,11 +39,13 @@ PRECISIONS = tuple(product((1, 2), (1, 2)))  # (PLANES, TOKEN_TILES)
 
 def shipped():
     """(file, defines) of every build that a launcher will ask for."""
-    plain = [("argmax", ()), ("elementwise", ()), ("rms_norm", ())]
+    plain = [(name, ()) for name in ("accept", "argmax", "check_finite", "dynamic_conv",
+                                     "elementwise", "rms_norm", "selector", "top_k")]
     plain += [("rope", (f"SPLIT_HALF={half}",)) for half in (0, 1)]
     plain += [("kv_write", (f"KV_BITS={bits}",)) for bits in (16, 32)]
-    plain += [("attention", (f"HEAD_DIM={d}", f"KV_BITS={bits}"))
-              for d, bits in product((64, 128, 256), (16, 32))]
+    plain += [(name, (f"HEAD_DIM={d}", f"KV_BITS={bits}"))
+              for name, d, bits in product(("attention", "attention_prefill", "attention_span"),
+                                           (64, 128, 256), (16, 32))]
     plain += [("embed_rows", (f"FORMAT={f}",)) for f in (*FORMATS_32, *FORMATS_256, *FLOATS)]
     plain += [("retile", (f"FORMAT={f}", f"TILE_ROWS={rows}"))
               for formats, rows in ((FORMATS_32, 32), (FORMATS_256, 16)) for f in formats]
