@@ -13,6 +13,8 @@
 // Reads/writes: a few hundred bytes.
 // Twin: spec.acceptance.match over TokenRows; model.draft_runner positions.
 // Source: own; the rule is Leviathan et al. 2023 at temperature 0.
+#include "common/types.cuh"
+
 extern "C" __global__ void __launch_bounds__(32)
 accept_greedy(int* __restrict__ outcome, int* __restrict__ count, const int* __restrict__ drafts,
               const int* __restrict__ best, const int* __restrict__ finite,
@@ -28,7 +30,7 @@ accept_greedy(int* __restrict__ outcome, int* __restrict__ count, const int* __r
     rejected = best[lane] != drafts[lane];
     for (int i = 0; i < n_stop; i++) stops = stops || best[lane] == stop_ids[i];
   }
-  unsigned rejections = __ballot_sync(~0u, rejected), ends = __ballot_sync(~0u, rejected || stops);
+  u32 rejections = __ballot_sync(~0u, rejected), ends = __ballot_sync(~0u, rejected || stops);
   int accepted = n, tokens = n + 1, end = n > 0;
   if (ends) {                                          // the lowest lane decides
     int first = __popc(~ends & (ends - 1));

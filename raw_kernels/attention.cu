@@ -21,7 +21,7 @@ attention_chunks(const float* __restrict__ q, i64 q_stride, const Kv* __restrict
                  const Kv* __restrict__ cache_v, const int* __restrict__ positions,
                  float* __restrict__ records, int m, int n_heads, int capacity, int window,
                  float scale, float cap) {
-  __shared__ float scores[PAIRS][CHUNK];
+  __shared__ float scores[PAIRS][ROW];
   __shared__ float* to[PAIRS];
   Group<Causal> group = {{positions, window, capacity}};
   int kv_head = blockIdx.y, slots = gridDim.x, last;

@@ -18,7 +18,7 @@ attention_prefill(float* __restrict__ out, i64 out_stride, const float* __restri
                   i64 q_stride, const Kv* __restrict__ cache_k, const Kv* __restrict__ cache_v,
                   const int* __restrict__ positions, int m, int n_heads, int capacity, int window,
                   float scale, float cap) {
-  __shared__ float scores[PAIRS][CHUNK];
+  __shared__ float scores[PAIRS][ROW];
   __shared__ Merge merges[PAIRS];
   Group<Causal> group = {{positions, window, capacity}};
   int kv_head = blockIdx.y, last;

@@ -51,7 +51,7 @@ span_chunks(const float* __restrict__ q, i64 q_stride, const Kv* __restrict__ ca
             const Kv* __restrict__ sink_v, const int* __restrict__ ranges,
             const int* __restrict__ n_sink, float* __restrict__ records, int m, int n_heads,
             int capacity, int sink_capacity, float scale, float cap) {
-  __shared__ float scores[PAIRS][CHUNK];
+  __shared__ float scores[PAIRS][ROW];
   __shared__ float* to[PAIRS];
   Unpinned rest = {ranges, pinned_rows(n_sink, sink_capacity), capacity};
   int kv_head = blockIdx.y, heads = n_heads / static_cast<int>(gridDim.y);

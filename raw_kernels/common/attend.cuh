@@ -15,6 +15,7 @@ static_assert(HEAD_DIM % 16 == 0 && HEAD_DIM > 0 && HEAD_DIM <= 256, "HEAD_DIM")
 #ifndef PAIRS
 #define PAIRS 64                                       // (row, head) pairs at a time
 #endif
+#define ROW (CHUNK + 4)                                // of scores: groups of pairs in other banks
 #define RECORD (HEAD_DIM + 4)
 
 // Positions max(0, p - window + 1) .. p, or 0 .. p for window 0; none if the cache holds fewer.
@@ -62,7 +63,7 @@ struct Group {
 // Products of query and key: a thread takes 4 pairs and 8 keys.
 template <class Sight>
 __device__ __forceinline__ void score(const Group<Sight>& group, const float* q, i64 q_stride,
-                                      const Kv* cache_k, float (*scores)[CHUNK]) {
+                                      const Kv* cache_k, float (*scores)[ROW]) {
   int n_items = (group.n_pairs + 3) / 4 * (CHUNK / 8);
   for (int item = threadIdx.x; item < n_items; item += blockDim.x) {
     int key = item % (CHUNK / 8) * 8, pair = item / (CHUNK / 8) * 4;
@@ -132,7 +133,7 @@ __device__ __forceinline__ float2 soften(float* scores, int lo, int hi, float sc
 
 // Weighted sums of values of 4 pairs and 8 values of a head; lo, hi: the keys that each pair sees.
 template <class Sight>
-__device__ __forceinline__ void weigh(const Group<Sight>& group, const float (*weights)[CHUNK],
+__device__ __forceinline__ void weigh(const Group<Sight>& group, const float (*weights)[ROW],
                                       const Kv* cache_v, int pair, int d, float (&acc)[4][8],
                                       int (&lo)[4], int (&hi)[4]) {
   const float* w[4];
@@ -172,7 +173,7 @@ struct Records {
 template <class Sight>
 __device__ __forceinline__ void attend_chunk(Group<Sight> group, const float* q, i64 q_stride,
                                              const Kv* cache_k, const Kv* cache_v,
-                                             float (*scores)[CHUNK], float** to,
+                                             float (*scores)[ROW], float** to,
                                              const Records& records, float scale, float cap) {
   int total = records.m * group.heads, n_warps = blockDim.x / 32;
   for (group.first_pair = 0; group.first_pair < total; group.first_pair += PAIRS) {
