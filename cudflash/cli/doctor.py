@@ -14,7 +14,7 @@ from cudflash.errors import CudflashError, DeviceError
     "--device",
     default="auto",
     show_default=True,
-    metavar="auto|cpu|cuda",
+    metavar="auto|cpu|cuda|cuda:N",
     help="The device that has to work.",
 )
 @json_option

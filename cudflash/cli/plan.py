@@ -26,6 +26,7 @@ _KINDS = (
     ("rope", "RoPE tables"),
     ("kv", "KV cache"),
     ("scratch", "scratch"),
+    ("workspace", "scratch of a GPU's ops"),
     ("logits", "logits"),
     ("io", "ids and positions"),
     ("taps", "captured layers"),

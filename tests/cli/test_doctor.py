@@ -120,7 +120,7 @@ def test_first_compilation_is_told_once(tmp_path):
     """A minute of silence at the first start, or a message at every start."""
     env = {"CUDFLASH_CACHE": str(tmp_path / "kernels"), "CUDFLASH_CPU_ISA": "generic"}
     first = finish(program("doctor", env=env), timeout=300)
-    assert "compiling kernels for this processor" in first.err
+    assert "compiling kernels for this machine" in first.err
     assert f"(once, cached in {tmp_path}" in first.err
     assert "compil" not in finish(program("doctor", env=env)).err
 
