@@ -3,12 +3,7 @@
 Owns the difference between the kinds, so that the engine has none. Must not know models' files.
 """
 
-from cudflash.device import available_memory, check_memory, load_ops
-
-
-def open_backend(device, graphs=True):
-    """Backend of a chosen device, its op set opened."""
-    return backend_of(device, load_ops(device, graphs))
+from cudflash import device as devices
 
 
 def backend_of(device, ops):
@@ -35,7 +30,7 @@ class CpuBackend:
 
     def check_memory(self, n_bytes):
         """Refuse what does not fit; see ``device.check_memory``."""
-        check_memory(n_bytes, available_memory())
+        devices.check_memory(n_bytes, devices.available_memory())
 
     def reserve(self, n_bytes):
         """Take memory for arrays that come next: nothing to do."""
@@ -72,7 +67,7 @@ class CudaBackend:
     def check_memory(self, n_bytes):
         """Refuse what does not fit; see ``device.check_memory``."""
         free, _ = self.ops.memory()
-        check_memory(n_bytes, free, f" on {self.device.name}")
+        devices.check_memory(n_bytes, free, f" on {self.device.name}")
 
     def reserve(self, n_bytes):
         """Take memory for arrays of ``n_bytes`` in all that come next, in one piece."""
