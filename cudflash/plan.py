@@ -14,7 +14,7 @@ from cudflash.model.rope import table_bytes
 from cudflash.model.weights import weight_refs, weight_vectors
 
 TABLE_CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
-_SAMPLE_ROWS = 16  # scratch of int8 rows is linear from here on
+_SAMPLE_ROWS = 64  # scratch of int8 rows is linear in multiples of it
 LAYOUT_OF_BLOCK = {1: "f32", 32: "q32", 256: "q256"}  # input of a product, by weight block
 
 

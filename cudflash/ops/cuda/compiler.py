@@ -45,7 +45,7 @@ def build_name(file, defines):
 def build_key(file, defines, arch):
     """Hex digest of everything but the compiler's version that decides a cubin's bytes."""
     digest = hashlib.sha256()
-    for part in (spliced(file), *defines, "|", *OPTIONS, arch):
+    for part in (spliced(file), *sorted(defines), "|", *OPTIONS, arch):
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()[:32]
 

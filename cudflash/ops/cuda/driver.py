@@ -228,18 +228,21 @@ class Driver:
         """
         with self._translated("record a graph"):
             self._enter()
-            self._runtime.streamBeginCapture(self.stream)
-            graph = 0
+            before, graph = self.n_launches, None
             try:
-                try:
-                    for launch in launches:
-                        self.launch(launch)
-                finally:
-                    self.n_launches -= len(launches)
-                    graph = self._runtime.streamEndCapture(self.stream)
+                self._runtime.streamBeginCapture(self.stream)
+                for launch in launches:
+                    self.launch(launch)
+                graph = self._runtime.streamEndCapture(self.stream)
                 return self._runtime.graphInstantiate(graph)
+            except BaseException:  # an interrupt as well: the stream must not stay in capture
+                if graph is None:
+                    with contextlib.suppress(Exception):
+                        graph = self._runtime.streamEndCapture(self.stream)
+                raise
             finally:
-                if graph:
+                self.n_launches = before
+                if graph is not None:
                     self._runtime.graphDestroy(graph)
 
     def launch_graph(self, executable):

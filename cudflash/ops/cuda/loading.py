@@ -1,9 +1,10 @@
 """Weights on their way to the device: read, copied and re-tiled in chunks that overlap.
 
 While the device copies and re-tiles one chunk, the host reads the next one from the file into
-page-locked memory. Two chunks are in flight; the buffers live from the first matrix to the first
-recorded pass.
+page-locked memory. Two chunks are in flight; the buffers live while a model is loaded.
 """
+
+import contextlib
 
 import numpy as np
 
@@ -18,22 +19,33 @@ class _Buffer:
     """One chunk's way: page-locked memory, device memory, and two events."""
 
     def __init__(self, driver, n_bytes):
-        self._driver, self.n_bytes = driver, n_bytes
+        self._driver, self.n_bytes, self.busy = driver, n_bytes, False
+        self.address = self.array = self.device = None
+        self.arrived = self.used = None
         self.address, self.array = driver.pinned(n_bytes)
         self.device = driver.allocate(n_bytes)
         self.arrived = driver.event()  # the copy is done: kernels may read the device's side
         self.used = driver.event()  # the kernels are done: the copy may overwrite it
-        self.busy = False
+
+    def __del__(self):
+        self.close()  # also one that was only half made, or left behind by an interrupt
 
     def close(self):
-        """Wait for what is in flight and give everything back."""
+        """Wait for what is in flight and give everything back. Never raises; idempotent."""
+        driver, self._driver = self._driver, None
+        if driver is None:
+            return
         if self.busy:
-            self._driver.wait(self.used)
+            with contextlib.suppress(Exception):
+                driver.synchronize()
         self.array = None
-        self._driver.free_pinned(self.address)
-        self._driver.free(self.device, self.n_bytes)
+        if self.address is not None:
+            driver.free_pinned(self.address)
+        if self.device is not None:
+            driver.free(self.device, self.n_bytes)
         for event in (self.arrived, self.used):
-            self._driver.free_event(event)
+            if event is not None:
+                driver.free_event(event)
 
 
 class Loader:
@@ -71,11 +83,10 @@ class Loader:
             buffer = self._take(min(per_chunk, n) * row_bytes)
             n_bytes = part.shape[0] * row_bytes
             buffer.array[:n_bytes].reshape(part.shape)[...] = part
-            driver = self._driver
+            driver, buffer.busy = self._driver, True
             driver.upload_async(buffer.device, buffer.address, n_bytes)
             driver.record(buffer.arrived, driver.upload_stream)
             driver.stream_waits(driver.stream, buffer.arrived)
-            buffer.busy = True
             consume(DeviceArray(buffer, buffer.device, part.shape, np.uint8), first)
             driver.record(buffer.used)
 

@@ -112,7 +112,8 @@ class CudaOps:
         return self.driver.memory()
 
     def prepare(self, n_bytes):
-        """Allocate the scratch of :meth:`workspace` for all that is to come."""
+        """End loading: allocate the scratch of :meth:`workspace` for all that is to come."""
+        self.loader.close()
         self.workspace(((n_bytes,), np.uint8))
 
     def workspace(self, *needs):
@@ -150,7 +151,6 @@ class CudaOps:
 
     def capture(self):
         """Context manager: ops called inside are recorded into the :class:`Graph` it yields."""
-        self.loader.close()  # the weights are there when the first pass is recorded
         return _Capture(self._local, Graph(self.driver, self.graphs))
 
     def synchronize(self):

@@ -12,9 +12,11 @@ from cudflash.ops.cuda.formats import FORMATS, format_of, n_slices, packed_nbyte
 from cudflash.ops.cuda.launch import MAX_GRID_YZ, Long
 
 ACTIVATIONS = ("int8", "int8x2")
-# Rows of the largest group; scratch is padded so that groups of 8 and of 16 rows both fit.
-GROUP = 16
-ROW_TILES, ROW_GROUPS = 2, 1  # weight rows of a warp (in tiles of 16) and warps' groups of a block
+SPLIT_ROWS = 16  # up to here eight warps share the slices of K; longer calls have rows for all
+# Weight rows of a warp (in tiles of 16) and groups of warps in a block, up to SPLIT_ROWS rows of
+# activations and above.
+ROW_TILES, ROW_GROUPS = 2, 1
+PREFILL_ROW_TILES, PREFILL_ROW_GROUPS = 1, 4
 _UNIT = {"q32": 32, "q256": 256}
 
 
@@ -116,7 +118,9 @@ class QuantizedRows:
         self.k, self.layout, self.activations = k, layout, activations
         self.planes = 1 if activations == "int8" else 2
         self.max_rows = self.m = max_rows
-        rows = -(-max_rows // GROUP) * GROUP
+        # whole groups of whatever size fewer rows are taken in
+        group = 8 * token_tiles(max_rows)
+        rows = max(16, -(-max_rows // group) * group)
         flat = rows * (k // unit)
         self.codes = ops.zeros((rows * k * self.planes,), np.int8)
         self.d = ops.zeros((flat,), np.float32)
@@ -152,7 +156,7 @@ class QuantizedRows:
 
 def token_tiles(m):
     """Tiles of 8 rows that a product of ``m`` rows takes at a time."""
-    return 1 if m <= 8 else 2
+    return 1 if m <= 8 else 2 if m <= SPLIT_ROWS else 4
 
 
 def quantized_rows(self, max_rows, k, layout, activations):
@@ -214,17 +218,24 @@ def matmul(self, out, x, w):
                    (-(-n // 32), -(-m // tokens)), (256,),
                    (out, out_stride, w.data, x, Long(x.strides[0] // 4), m, n, k))
         return
-    tokens = 8 * x.token_tiles
-    _check_groups(m, tokens)
-    defines = [f"FORMAT={w.type}", f"PLANES={x.planes}", f"TOKEN_TILES={x.token_tiles}"]
-    block_rows = 32 * ROW_GROUPS
-    if layout == "q256":
-        defines.append(f"ROW_TILES={ROW_TILES}")
-        block_rows = 16 * ROW_TILES * ROW_GROUPS
-    defines += [f"ROW_GROUPS={ROW_GROUPS}", f"SLICES={n_slices(k)}"]
-    self.start(f"matmul_{layout}", tuple(defines), f"matmul_{layout}",
-               (-(-n // block_rows), -(-m // tokens)), (256 * ROW_GROUPS,),
-               (out, out_stride, w.data, *x.arrays, m, n, k))
+    _check_groups(m, 8 * x.token_tiles)
+    kernel, block_rows, threads, defines = _product(w, x)
+    self.start(kernel, defines, kernel, (-(-n // block_rows), -(-m // (8 * x.token_tiles))),
+               (threads,), (out, out_stride, w.data, *x.arrays, m, n, k))
+
+
+def _product(w, x):
+    """Kernel of a packed product: (name, weight rows of a block, threads of a block, defines)."""
+    few = x.m <= SPLIT_ROWS
+    tiles, groups = (ROW_TILES, ROW_GROUPS) if few else (PREFILL_ROW_TILES, PREFILL_ROW_GROUPS)
+    defines = [f"FORMAT={w.type}", f"PLANES={x.planes}", f"TOKEN_TILES={x.token_tiles}",
+               f"ROW_GROUPS={groups}", f"SLICES={n_slices(w.k)}"]
+    block_rows = 32 * groups
+    if w.layout == "q256":
+        defines.append(f"ROW_TILES={tiles}")
+        block_rows = 16 * tiles * groups
+    threads = (256 if few else 32) * groups
+    return f"{'matmul' if few else 'prefill'}_{w.layout}", block_rows, threads, tuple(defines)
 
 
 def _check_groups(m, tokens):
