@@ -58,6 +58,15 @@ def shipped():
                   for f in FORMATS_32]
         plain += [("matmul_q256", (f"FORMAT={f}", *scratch, "ROW_TILES=2", "ROW_GROUPS=1",
                                    "SLICES=8")) for f in FORMATS_256]
+    for planes in (1, 2):
+        scratch = (f"PLANES={planes}", "TOKEN_TILES=4")
+        plain += [("quantize_q32", scratch), ("quantize_q256", scratch)]
+        plain += [("prefill_q32", (f"FORMAT={f}", *scratch, "ROW_GROUPS=4", "SLICES=8"))
+                  for f in FORMATS_32]
+        plain += [("prefill_q256", (f"FORMAT={f}", *scratch, "ROW_TILES=1", "ROW_GROUPS=4",
+                                    "SLICES=8")) for f in FORMATS_256]
+    for planes, tiles in PRECISIONS:
+        scratch = (f"PLANES={planes}", f"TOKEN_TILES={tiles}")
         # K from 16,384; the inner loop is the same for every format
         plain.append(("matmul_q32", ("FORMAT=Q8_0", *scratch, "ROW_GROUPS=1", "SLICES=16")))
         plain.append(("matmul_q256", ("FORMAT=Q6_K", *scratch, "ROW_TILES=2", "ROW_GROUPS=1",

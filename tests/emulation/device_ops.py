@@ -94,6 +94,25 @@ def matmul(x, w, activations, token_tiles=1, row_tiles=2, row_groups=1, *, mode=
     return out
 
 
+def prefill(x, w, activations, token_tiles=4, row_tiles=1, row_groups=4, *, mode="fast", **how):
+    """The product of :func:`matmul` by the kernels for many tokens."""
+    m = len(x)
+    xq = quantize(x, w.layout, activations, token_tiles, mode=mode, **how)
+    planes = {"int8": 1, "int8x2": 2}[activations]
+    defines = [f"FORMAT={w.type}", f"PLANES={planes}", f"TOKEN_TILES={token_tiles}",
+               f"ROW_GROUPS={row_groups}", f"SLICES={n_slices(w.k)}"]
+    rows = 32 * row_groups
+    if w.layout == "q256":
+        defines.append(f"ROW_TILES={row_tiles}")
+        rows = 16 * row_tiles * row_groups
+    out = aligned((m, w.n), np.float32)
+    run = kernel(f"prefill_{w.layout}", *defines, mode=mode)
+    run((-(-w.n // rows), -(-m // (8 * token_tiles))), (32 * row_groups,),
+        (out, np.int64(w.n), w.data, *xq.values(), np.int32(m), np.int32(w.n), np.int32(w.k)),
+        **how)
+    return out
+
+
 def matmul_float(x, raw, name, tokens, *, mode="fast", **how):
     """Product of float rows and a matrix of F32, F16 or BF16 rows (n, row_bytes)."""
     m, k = x.shape
