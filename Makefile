@@ -7,7 +7,7 @@ MODELS ?= models
 BIN := $(VENV)/bin
 SMALL := $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf
 
-.PHONY: help run install test check cubin bench-cpu models clean
+.PHONY: help run install test check cubin device-check bench-cpu models clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -26,6 +26,9 @@ check: $(VENV)/installed-test  ## lint
 
 cubin:  ## compile every CUDA kernel for every architecture (needs nvcc, no GPU)
 	$(PYTHON) scripts/build_cubins.py
+
+device-check:  ## check and measure a real card (needs CuPy; PYTHON=... runs another environment)
+	$(PYTHON) scripts/device_check.py
 
 bench-cpu: install models  ## measure the CPU backend on the small models
 	$(BIN)/python scripts/bench_cpu.py

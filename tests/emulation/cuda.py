@@ -58,7 +58,7 @@ class Runtime:
     """``cupy.cuda.runtime``."""
 
     streamNonBlocking, eventDisableTiming = 1, 2
-    memcpyHostToDevice, memcpyDeviceToHost = 1, 2
+    memcpyHostToDevice, memcpyDeviceToHost, memcpyDeviceToDevice = 1, 2, 3
 
     def __init__(self, calls, total_bytes):
         self.calls, self._total = calls, total_bytes

@@ -136,6 +136,13 @@ class Driver:
             if small:
                 array.reshape(-1).view(np.uint8)[:] = self._landing_array[:array.nbytes]
 
+    def copy_within(self, to, address, n_bytes):
+        """Copy device memory to other device memory, in order with the launches."""
+        with self._translated("copy its memory"):
+            self._enter()
+            self._runtime.memcpyAsync(
+                to, address, n_bytes, self._runtime.memcpyDeviceToDevice, self.stream)
+
     def upload_async(self, address, host_address, n_bytes):
         """Start a copy from pinned memory on the upload stream."""
         with self._translated("copy to the device"):
