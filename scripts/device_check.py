@@ -4,12 +4,14 @@
     python scripts/device_check.py --only twins --only products
     python scripts/device_check.py --resume             # parts that the report lacks
 
-Needs a checkout with CuPy, its CUDA parts and Numba; no network, no model files. Writes
+Needs a checkout with CuPy, its CUDA parts, Numba and NumPy; no network, no model files, and cudflash
+need not be installed. Writes
 `device_check.json` after every part, so that a run that is cut off can be resumed, and a table at
 the end. Exit code 1 if a bit differs; missed targets are printed, not failed.
 """
 
 import argparse
+import importlib.util
 import json
 import platform
 import shutil
@@ -19,10 +21,21 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))  # `scripts` and `tests` of this checkout
 
 SECONDS = 460  # no part begins after this; what is left out is named in the report
+
+
+def use_checkout():
+    """Import cudflash from this checkout, installed or not, and `scripts` and `tests` beside it."""
+    sys.path.insert(0, str(ROOT))
+    if importlib.util.find_spec("cudflash.loader") is not None:
+        return
+    for name in ("loader", "raw_kernels"):  # pyproject.toml gives them this name when installing
+        spec = importlib.util.spec_from_file_location(
+            f"cudflash.{name}", ROOT / name / "__init__.py",
+            submodule_search_locations=[str(ROOT / name)])
+        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
 
 
 def parts():
@@ -203,4 +216,5 @@ def main(arguments=None):
 
 
 if __name__ == "__main__":
+    use_checkout()
     sys.exit(main())
