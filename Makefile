@@ -24,8 +24,8 @@ test: $(VENV)/installed-test  ## set up with what the tests need, run them
 check: $(VENV)/installed-test  ## lint
 	$(BIN)/ruff check .
 
-cubin:  ## compile every CUDA kernel for every architecture (needs nvcc, no GPU)
-	$(PYTHON) scripts/build_cubins.py
+cubin: $(VENV)/installed-cubin  ## compile and inspect every CUDA kernel for every architecture (no GPU, no toolkit)
+	$(BIN)/python scripts/build_cubins.py
 
 device-check:  ## check and measure a real card (needs CuPy; PYTHON=... runs another environment)
 	$(PYTHON) scripts/device_check.py
@@ -49,4 +49,8 @@ $(VENV)/installed: pyproject.toml | $(BIN)/python
 
 $(VENV)/installed-test: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e '.[test]'
+	touch $@ $(VENV)/installed
+
+$(VENV)/installed-cubin: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e '.[cubin]'
 	touch $@ $(VENV)/installed
