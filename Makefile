@@ -7,7 +7,7 @@ MODELS ?= models
 BIN := $(VENV)/bin
 SMALL := $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf
 
-.PHONY: help run install test check cubin device-check bench-cpu models clean
+.PHONY: help run install test check cubin device-check bench bench-peer bench-cpu models clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,6 +30,15 @@ cubin: $(VENV)/installed-cubin  ## compile and inspect every CUDA kernel for eve
 device-check:  ## check and measure a real card (needs CuPy; PYTHON=... runs another environment)
 	$(PYTHON) scripts/device_check.py
 
+bench: $(VENV)/installed-test  ## time kernels and rounds, judge them against the baseline
+	$(BIN)/python -m pip install --quiet -e '.[bench]'
+	$(BIN)/python -m pytest tests/benchmarks -o python_files='bench_*.py' \
+		-o python_functions='bench_*' -p no:xdist -q --benchmark-json=.benchmarks.json
+	$(BIN)/python scripts/bench_regression.py .benchmarks.json
+
+bench-peer: install  ## compare speeds with llama.cpp on the same files, where it is there
+	$(BIN)/python scripts/bench_peer.py --models-dir $(MODELS) $(PEER)
+
 bench-cpu: install models  ## measure the CPU backend on the small models
 	$(BIN)/python scripts/bench_cpu.py
 
@@ -37,7 +46,7 @@ models: install  ## fetch the two small models (340 MB)
 	$(BIN)/python scripts/fetch_models.py --dir $(MODELS)
 
 clean:  ## remove environment, builds and caches; models stay
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

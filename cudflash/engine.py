@@ -28,6 +28,7 @@ from cudflash.result import RECEIPT_SCHEMA
 from cudflash.rounds import StepMeter
 from cudflash.session import Session
 from cudflash.spec.drafters import check_drafter
+from cudflash.spec.economy import RoundCosts
 from cudflash.spec.verify_length import default_verify_length
 
 
@@ -177,6 +178,7 @@ class Engine:
         self._name = pair.gguf.path
         self._sessions = weakref.WeakSet()
         self.plain_step = StepMeter()  # what speculation is compared with
+        self.round_costs = RoundCosts()  # by which "auto" decides; None leaves it to the gate
         # held for a pass and for reading what it left in scratch; reentrant, because an interrupt
         # may leave it held by the thread that will ask for it again
         self.lock = threading.RLock()

@@ -1,20 +1,29 @@
 """What happens during an answer, as values: the only thing a front end needs to watch.
 
-Plain data, no behaviour. The order is: ``PrefixReused`` (when a session already holds rows), any
-number of ``PromptProgress``, one ``TokenEvent`` per token, one ``Finished``. With a drafter, each
-round's tokens are followed by its ``RoundFinished``, and ``GateChanged``, ``DrafterFailed`` and
-``Diagnosed`` come where they happen.
+Plain data, no behaviour. The order is: one ``Started``, ``PrefixReused`` (when a session already
+holds rows), any number of ``PromptProgress``, one ``TokenEvent`` per token, one ``Finished``. With a
+drafter, each round's tokens are followed by its ``RoundFinished``, and ``GateChanged``,
+``EconomyChanged``, ``DrafterFailed`` and ``Diagnosed`` come where they happen.
 """
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from cudflash.model.draft_context import HeldRows
     from cudflash.result import Result, TokenLogprob
     from cudflash.spec.diagnosis import Finding
-    from cudflash.spec.gate import GateEvent
+    from cudflash.spec.economy import EconomyEvent
+    from cudflash.spec.gate import GateEvent, GateStatus
     from cudflash.spec.guard import DrafterFault
     from cudflash.spec.stats import RoundRecord
+
+
+@dataclass(frozen=True)
+class Started:
+    """An answer begins."""
+
+    facts: dict  # what will run and how it is conditioned, see ``cudflash.answer_facts``
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,7 @@ class PromptProgress:
 
     done: int  # prompt tokens whose rows are in the caches, reused ones included
     total: int
+    context: "HeldRows | None" = None  # what the draft remembers; None without a draft's context
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,8 @@ class RoundFinished:
     """A round of an answer with a drafter is over; its tokens came just before."""
 
     record: "RoundRecord"  # proposals, what was accepted, times
+    gate: "GateStatus | None" = None  # after the round
+    context: "HeldRows | None" = None  # what the draft remembers; None without a draft's context
 
 
 @dataclass(frozen=True)
@@ -57,6 +69,13 @@ class GateChanged:
     """Drafting was paused, tried again, or ended for this answer."""
 
     event: "GateEvent"  # with its reason
+
+
+@dataclass(frozen=True)
+class EconomyChanged:
+    """Measured times have paused drafting, resumed it, or changed how much is drafted."""
+
+    event: "EconomyEvent"  # with its reason and numbers
 
 
 @dataclass(frozen=True)

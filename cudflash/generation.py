@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 
 from cudflash.errors import UsageError
-from cudflash.events import Finished, PrefixReused, PromptProgress, TokenEvent
+from cudflash.events import Finished, PrefixReused, PromptProgress, Started, TokenEvent
 from cudflash.result import Result, Usage
 from cudflash.stop import CANCELLED, AnswerText
 
@@ -24,6 +24,7 @@ class Request:
     rules: object  # StopRules
     chooser: object  # Chooser
     receipt: dict  # what the receipt says about the request
+    facts: dict | None = None  # for the first event; None where nobody asks
 
 
 class Generation:
@@ -85,6 +86,11 @@ class Generation:
         with self._engine.lock:
             return self._rounds.rehearse(self._answer.room)
 
+    def bring_up(self):
+        """Have the drafter's context hold every committed row, between two events."""
+        with self._engine.lock:
+            self._rounds.bring_up()
+
     def result(self):
         """Run to the end if that has not happened, return the outcome.
 
@@ -125,6 +131,8 @@ class Generation:
 
     def _run(self):
         try:
+            if self._request.facts is not None:
+                yield Started(self._request.facts)
             yield from self._prompt()
             if not self._answer.finish_reason:
                 yield from self._decode()
@@ -169,7 +177,7 @@ class Generation:
                     self._engine.end_pass(self)
             if last:
                 self._times["prompt_ms"] = 1e3 * (self._clock() - started)
-            yield PromptProgress(done, len(prompt))
+            yield PromptProgress(done, len(prompt), self._rounds.context())
             if choices:
                 yield from self._emit(choices)
         self._times.setdefault("prompt_ms", 1e3 * (self._clock() - started))

@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass, field
 
 from cudflash.checks import file_path
+from cudflash.demo import SINK, is_demo_draft, resolve_draft, resolve_model
 from cudflash.digest import LoadedFiles
 from cudflash.errors import UsageError
 
@@ -30,9 +31,9 @@ def open_pair(target, draft=None, *, draft_window=None, draft_sink=None):
     Parameters
     ----------
     target : str or path-like
-        GGUF file.
+        GGUF file, or "demo" (see ``cudflash.demo``).
     draft : str or path-like, optional
-        GGUF file, or a directory with config.json and safetensors.
+        GGUF file, or a directory with config.json and safetensors, or "demo".
     draft_window, draft_sink : int, optional
         Overrides of the draft's window (0 for none) and of its pinned rows.
 
@@ -50,13 +51,16 @@ def open_pair(target, draft=None, *, draft_window=None, draft_sink=None):
         For a draft of another model.
     """
     from cudflash.loader.bind import bind_target
-    from cudflash.loader.draft_bind import bind_draft, is_draft_directory, open_draft
     from cudflash.loader.gguf import open_gguf
 
-    target = file_path("the model", target)
+    target = file_path("the model", resolve_model(target))
     if draft is not None:
-        draft = file_path("the draft", draft)
+        draft = file_path("the draft", resolve_draft(draft))
+        if draft_sink is None and is_demo_draft(draft):
+            draft_sink = SINK
     if os.path.isdir(target):
+        from cudflash.loader.draft_bind import is_draft_directory
+
         what = "a directory, expected the GGUF file of a target model; pass that file"
         if is_draft_directory(target):
             what = (
@@ -72,6 +76,8 @@ def open_pair(target, draft=None, *, draft_window=None, draft_sink=None):
             if value is not None:
                 raise UsageError(f"{name} is {value!r}, but no draft is loaded; omit it")
         return Pair(gguf, bound, files=files)
+    from cudflash.loader.draft_bind import bind_draft, open_draft
+
     opened = open_draft(draft, window=draft_window, sink=draft_sink)
     stated = opened.config.window
     if draft_window is not None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from cudflash.errors import CudflashError, FormatError
 from cudflash.result import RECEIPT_SCHEMA
 from cudflash.spec.acceptance import ENDS, RULES
+from cudflash.spec.economy import DRAFTING, PAUSED
 from cudflash.spec.gate import CLOSED, DISABLED, MODES, OFF, OPEN
 from cudflash.spec.stats import identities, why_nothing
 
@@ -53,6 +54,7 @@ def speculative_part(mode, accept, state, drafter, verify_length, findings=()):
         "accept": accept,
         "rule": accept,
         "gate": None,
+        "economy": None,
         "fault": None if drafter.fault is None else dict(vars(drafter.fault)),
         "findings": [finding.to_dict() for finding in findings],
         "counts": None,
@@ -63,6 +65,8 @@ def speculative_part(mode, accept, state, drafter, verify_length, findings=()):
     counts = state.stats.to_dict()
     part["rule"] = state.rule
     part["gate"] = state.gate.to_dict()
+    if state.economy is not None:
+        part["economy"] = state.economy.to_dict()
     part["counts"] = {key: v for key, v in counts.items() if not key.endswith(_TIMES)}
     part["trace"] = state.trace()
     part["used"] = state.stats.drafted > 0
@@ -338,6 +342,34 @@ _GATE = _Object(
         ),
     }
 )
+_ECONOMY = _Object(
+    {
+        "allowance": _NUMBER,
+        "refill": _NUMBER,
+        "min_rounds": _COUNT,
+        "first_pause": _COUNT,
+        "longest_pause": _COUNT,
+        "state": _one_of(DRAFTING, PAUSED),
+        "length": _COUNT,
+        "pauses": _COUNT,
+        "measured": _List(
+            _Object({"length": _COUNT, "cost": _NUMBER, "speedup": _OrNone(_NUMBER)})
+        ),
+        "events": _List(
+            _Object(
+                {
+                    "kind": _one_of("paused", "resumed", "length"),
+                    "round": _COUNT,
+                    "committed": _COUNT,
+                    "length": _COUNT,
+                    "speedup": _OrNone(_NUMBER),
+                    "resume_at": _OrNone(_COUNT),
+                    "reason": _TEXT,
+                }
+            )
+        ),
+    }
+)
 _COUNTS = _Object(
     {
         "rounds": _COUNT,
@@ -371,10 +403,13 @@ _ROUND = _Object(
         "emitted": _List(_COUNT),
         "end": _one_of(*ENDS),
         "gate": _one_of(OPEN, CLOSED, DISABLED, OFF),
-        "skipped": _one_of("", "gate", "off", "budget", "fault", "empty", "retry"),
+        "skipped": _one_of(
+            "", "gate", "off", "economy", "measure", "budget", "fault", "empty", "retry"
+        ),
+        "confidence": _List(_NUMBER),  # of each draft, where the draft tells one
         "trials": _List(_List(_NUMBER)),  # token, p, q, uniform
     },
-    optional=("trials",),
+    optional=("confidence", "trials"),
 )
 _SPECULATIVE = _Object(
     {
@@ -386,6 +421,7 @@ _SPECULATIVE = _Object(
         "accept": _one_of(*RULES),
         "rule": _one_of(*RULES),
         "gate": _OrNone(_GATE),
+        "economy": _OrNone(_ECONOMY),
         "fault": _OrNone(
             _Object({"step": _TEXT, "n_past": _COUNT, "kind": _TEXT, "reason": _TEXT})
         ),
@@ -393,6 +429,7 @@ _SPECULATIVE = _Object(
         "counts": _OrNone(_COUNTS),
         "trace": _List(_ROUND),
     },
+    optional=("economy",),  # receipts made before there was one
 )
 _NO_DRAFTER = ("mode", "used", "reason")  # all there is to say without a drafter
 

@@ -71,6 +71,13 @@ class Rounds:
         """Events since the last call."""
         return ()
 
+    def bring_up(self):
+        """Show the drafter every committed row, also those that can wait."""
+
+    def context(self):
+        """Return the HeldRows of the draft's context, None without one."""
+        return None
+
     def finish(self, cancelled=False):
         """End the answer; nothing is evaluated for one that was cancelled."""
 

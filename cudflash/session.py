@@ -6,6 +6,7 @@ proceeds. Invariant: a request is refused before any work, with both numbers whe
 
 import threading
 
+from cudflash.answer_facts import answer_facts, drafter_facts
 from cudflash.checks import whole
 from cudflash.choose import Chooser, check_logprobs
 from cudflash.errors import ContextLengthError, UsageError
@@ -98,7 +99,8 @@ class Session:
         sampling : SamplingConfig, optional
             llama.cpp's defaults if absent.
         speculative : {"auto", "on", "off"}
-            "auto" drafts while it pays, "on" always (and needs a drafter), "off" never.
+            "auto" drafts while it pays, as measured, and as much as pays; "on" always (and needs a
+            drafter), "off" never. The tokens do not depend on it.
         verify_length : int, optional
             Tokens drafted per round at most: 3, 7 or 15, and less than the draft's block. 7 if
             absent, or the largest legal one below it. Needs a drafter.
@@ -148,7 +150,7 @@ class Session:
         rules = stop_rules(stop, ends, vocab_size)
         rules = with_control_tokens(rules, engine.tokenizer)
         chain = self._chain(sampling, seed, ids)
-        rule_in_effect(accept, chain)
+        rule = rule_in_effect(accept, chain)
         chooser = Chooser(engine.ops, engine.work, chain, logprobs, row_digests)
         receipt = {
             "sampling": chain.config.to_dict(),
@@ -158,15 +160,19 @@ class Session:
         }
         if drafter is not None:
             receipt["draft"] = None  # the loaded one has no part in this answer
-        request = Request(ids, max_tokens, rules, chooser, receipt)
+        facts = answer_facts(engine, len(ids), max_tokens)
         if guard is None or speculative == OFF:
             reason = "no draft is loaded" if guard is None else "it is switched off for this answer"
             rounds = PlainRounds(self._runner, chooser, engine.plain_step, speculative, reason)
+            facts["reason"] = reason
         else:
             limits = Limits(verify_length, engine.n_ctx, vocab_size, rules.ids)
             settings = engine.draft.settings if guard is self._drafter and engine.draft else ()
-            options = SpecOptions(speculative, accept, limits, settings)
+            options = SpecOptions(speculative, accept, limits, settings, engine.round_costs)
             rounds = SpecRounds(self._runner, chooser, guard, options, engine.plain_step)
+            own = engine.draft if guard is self._drafter else None
+            facts["drafter"] = drafter_facts(guard, own, options, rule, engine)
+        request = Request(ids, max_tokens, rules, chooser, receipt, facts)
         with self._lock:
             self._end_current()
             self._current = Generation(engine, self._runner, request, rounds, self._ended)
@@ -212,6 +218,8 @@ class Session:
             return None
         from cudflash.context_check import check_context
 
+        if self._current is not None:
+            self._current.bring_up()
         return check_context(self._engine, self._drafter.drafter.runner, self.tokens)
 
     def cancel(self):

@@ -8,11 +8,17 @@ drafter hold the same committed rows whenever control is outside.
 import time
 from dataclasses import dataclass
 
-from cudflash.events import Diagnosed, DrafterFailed, GateChanged, RoundFinished
+from cudflash.events import (
+    Diagnosed,
+    DrafterFailed,
+    EconomyChanged,
+    GateChanged,
+    RoundFinished,
+)
 from cudflash.model.runner import ALL, LAST, NONE
 from cudflash.receipt import speculative_part
 from cudflash.rounds import Rewound, Rounds
-from cudflash.spec.acceptance import Decision, LogitRows, decide
+from cudflash.spec.acceptance import MATCH, Decision, LogitRows, decide, rule_in_effect
 from cudflash.spec.diagnosis import (
     FIRST_PROPOSALS,
     HEALTHY_RATE,
@@ -20,11 +26,15 @@ from cudflash.spec.diagnosis import (
     seed_echo,
     zero_acceptance,
 )
-from cudflash.spec.gate import OPEN, AcceptanceGate
+from cudflash.spec.economy import ECONOMY, MEASURE, Economy
+from cudflash.spec.gate import AUTO, OPEN, AcceptanceGate
 from cudflash.spec.round import RoundState
 from cudflash.spec.stats import SpecStats
 from cudflash.spec.transaction import Transaction
 
+# In rounds of these kinds nothing is drafted and more of the kind are likely to follow: their rows
+# are handed to the drafter many at a time, which costs a fraction of one at a time.
+PAUSES = ("gate", ECONOMY, MEASURE)
 PLAIN_STEPS = 4  # run where an answer had no plain round to compare with
 
 
@@ -36,6 +46,7 @@ class SpecOptions:
     accept: str  # "match" or "ratio"
     limits: object  # Limits
     settings: tuple = ()  # of the draft, see ``diagnose``
+    costs: object = None  # RoundCosts of the engine; None leaves "auto" to the gate alone
 
 
 @dataclass(frozen=True)
@@ -95,6 +106,8 @@ class SpecRounds(Rounds):
             runner, drafter, None if chooser.on_device else chooser.chain
         )
         self._state = None
+        self._kept = []  # committed tokens whose rows the drafter has yet to see
+        self._keeps = False  # the open block's row is to be kept back
         self._events = []
         self._told_fault = False
         self._told_zero = False
@@ -139,12 +152,21 @@ class SpecRounds(Rounds):
         n_past = self._runner.cache.length
         chooser.read(n_past - 1)
         first = chooser.choose()
+        economy = None
+        if self._economical():
+            economy = Economy(options.costs, self._drafter.name, options.limits.verify_length)
         self._state = RoundState(
             first.token, n_past, limits=options.limits, accept=options.accept,
             chain=chooser.chain, drafter=self._drafter, gate=AcceptanceGate(options.mode),
-            stats=SpecStats(self._meter.ms),
+            stats=SpecStats(self._meter.ms), economy=economy, before_draft=self._hand_over,
         )  # fmt: skip
         return [first]
+
+    def _economical(self):
+        """Whether times may decide: not where tokens would depend on them."""
+        options = self._options
+        match = rule_in_effect(options.accept, self._chooser.chain) == MATCH
+        return options.mode == AUTO and match and options.costs is not None
 
     # -- rounds ---------------------------------------------------------------------------------
 
@@ -161,7 +183,10 @@ class SpecRounds(Rounds):
             block = state.plain_block()
             self._runner.step(block.tokens)
             self._chooser.read(self._runner.cache.length, 1)
-        state.observe(self._runner.tap_rows(len(block.tokens)))
+        self._keeps = block.skipped in PAUSES and self._runner.n_keepable_taps > 0
+        if not self._keeps:
+            self._hand_over()  # earlier rows first
+        state.observe(self._runner.tap_rows(len(block.tokens)), not self._keeps)
         decision = state.decide(self._chooser.rows())
         return [self._chooser.made(token, row) for row, token in enumerate(decision.tokens)]
 
@@ -173,14 +198,36 @@ class SpecRounds(Rounds):
 
     def settle(self, kept):
         """Commit the rows of the first ``kept`` tokens but the last, and the anchor's."""
-        self._transaction.commit(kept)
+        anchor = self._state.anchor
+        self._transaction.commit(kept, observed=not self._keeps)
+        if self._keeps:
+            self._keep_back(anchor)
         record = self._state.settle(kept)
         if not record.drafted and record.skipped != "retry":
             self._meter.add(record.verify_ms + record.decide_ms)
-        self._events.append(RoundFinished(record))
+        status = self._state.gate.status(self._state.committed)
+        self._events.append(RoundFinished(record, status, self.context()))
         self._note_fault()
         self._events += [GateChanged(event) for event in self._state.drain_events()]
+        self._events += [EconomyChanged(event) for event in self._state.drain_decisions()]
         self._note_zero()
+
+    def _keep_back(self, token):
+        self._runner.keep_taps(len(self._kept))
+        self._kept.append(token)
+        if len(self._kept) == self._runner.n_keepable_taps:
+            self._hand_over()
+
+    def bring_up(self):
+        """Show the drafter every committed row, also those that were kept back."""
+        self._hand_over()
+
+    def _hand_over(self):
+        """Show the drafter the rows that were kept back; done before it is asked for anything."""
+        kept, self._kept = self._kept, []
+        if kept:
+            self._drafter.observe(kept, self._runner.kept_taps(len(kept)))
+            self._drafter.commit(len(kept))
 
     def abandon(self):
         """Drop an open block."""
@@ -235,6 +282,10 @@ class SpecRounds(Rounds):
         news, self._events = self._events, []
         return news
 
+    def context(self):
+        """Return the HeldRows of the draft's context; None where a drafter has none to tell of."""
+        return self._drafter.held()
+
     def _note_fault(self):
         if self._drafter.fault is not None and not self._told_fault:
             self._told_fault = True
@@ -256,6 +307,7 @@ class SpecRounds(Rounds):
         Who has cancelled does not wait for a measurement.
         """
         options = self._options
+        self._hand_over()
         if self._state is not None:
             if not cancelled:
                 self._measure_plain_step()
@@ -305,6 +357,7 @@ class SpecRounds(Rounds):
         about = {name: self._part[name] for name in ("mode", "used", "reason", "drafter", "rule")}
         return {
             **about, "verify_length": self._options.limits.verify_length, **counts,
+            "economy": self._part["economy"],
             "warning": warning, "findings": [f.to_dict() for f in self._findings],
             "echoes": list(getattr(self._drafter.drafter, "echoes", ())),
         }  # fmt: skip

@@ -218,10 +218,19 @@ class Verifier:
             )
             if not sampling.greedy:
                 checks.append(self._replay(index, prompt, sampling, length))
+        costs, self.engine.round_costs = self.engine.round_costs, None
+        try:  # what the gate alone decides can be made again, and short answers draft, too
+            gated = self._answer(prompt, sampling, speculative="auto")
+        finally:
+            self.engine.round_costs = costs
+        checks.append(
+            self._compare("gate", index, prompt, plain, gated, self._used_length(gated), sampling)
+        )
         auto = self._answer(prompt, sampling, speculative="auto")
         checks.append(
-            self._compare("gate", index, prompt, plain, auto, self._used_length(auto), sampling)
-        )
+            self._compare("auto", index, prompt, plain, auto, self._used_length(auto), sampling,
+                          may_pause=True)
+        )  # fmt: skip
         return checks
 
     def _replay(self, index, prompt, sampling, length):
@@ -298,7 +307,8 @@ class Verifier:
         self._echoes += stats["echoes"]
         return stats
 
-    def _compare(self, name, index, prompt, plain, drafted, length, sampling, context=None):
+    def _compare(self, name, index, prompt, plain, drafted, length, sampling, context=None,
+                 may_pause=False):  # fmt: skip
         stats = drafted.stats["speculative"]
         at = _first_difference(plain.tokens, drafted.tokens)
         values = {}
@@ -310,7 +320,9 @@ class Verifier:
             }
         # a drafter that has failed proves nothing about drafting
         note = stats["reason"] if stats["reason"] else ""
-        fine = stats["used"] or stats["rounds"] <= 1
+        fine = stats["used"] or stats["rounds"] <= 1 or (
+            may_pause and drafted.speculation["fault"] is None
+        )
         if context is not None:  # the tokens are right, the draft was shown the wrong rows
             fine, note = False, context.sentence
             self._findings.setdefault(context.name, context.to_dict())

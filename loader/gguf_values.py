@@ -59,15 +59,15 @@ class StringArray(Sequence):
     buf : memory map
     start : int
         Byte offset of the first entry (its u64 length).
-    count : int
-        Number of entries; their bounds have been checked.
+    ends : list of int
+        Byte offset behind each entry, where the length of the next one lies; checked.
     """
 
-    __slots__ = ("_buf", "_count", "_items", "_key", "_path", "_start")
+    __slots__ = ("_buf", "_count", "_ends", "_items", "_key", "_path", "_start")
 
-    def __init__(self, path: str, key: str, buf, start: int, count: int):
+    def __init__(self, path: str, key: str, buf, start: int, ends: list[int]):
         self._path, self._key = path, key
-        self._buf, self._start, self._count = buf, start, count
+        self._buf, self._start, self._ends, self._count = buf, start, ends, len(ends)
         self._items: list[str] | None = None
 
     def __len__(self) -> int:
@@ -96,12 +96,11 @@ class StringArray(Sequence):
 
     def raw(self) -> list[bytes]:
         """Return the entries as bytes, undecoded, in file order."""
-        buf, pos, unpack = self._buf, self._start, _U64.unpack_from
+        buf, begin = self._buf, self._start + 8
         items = []
-        for _ in range(self._count):
-            begin = pos + 8
-            pos = begin + unpack(buf, pos)[0]
-            items.append(buf[begin:pos])
+        for end in self._ends:
+            items.append(buf[begin:end])
+            begin = end + 8
         return items
 
     def _decoded(self) -> list[str]:
@@ -248,18 +247,19 @@ class Cursor:
                 f"{MAX_STRING_ITEMS}; {AGAIN}"
             )
         begin = pos = self.pos
-        buf, unpack = self.buf, _U64.unpack_from
+        buf, unpack, ends = self.buf, _U64.unpack_from, []
         # why no check inside the loop: unpack_from refuses an offset outside the map, and this
         # loop is the whole cost of opening a file with a large vocabulary.
         try:
             for _ in range(count):
                 pos += 8 + unpack(buf, pos)[0]
+                ends.append(pos)
         except (struct.error, OverflowError):
             pos = self.size + 1
         if pos > self.size:
             self._report_string(what, begin, count)
         self.pos = pos
-        return StringArray(self.path, key, buf, begin, count)
+        return StringArray(self.path, key, buf, begin, ends)
 
     def _report_string(self, what: str, pos: int, count: int) -> None:
         """Walk again with checks and raise for the first entry that leaves the file."""

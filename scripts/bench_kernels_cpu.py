@@ -15,9 +15,11 @@ import json
 import sys
 import time
 
-import bench_common
 import numpy as np
-from bench_common import Spread
+
+from cudflash.bench.machine import facts as machine
+from cudflash.bench.report import table
+from cudflash.bench.statistics import Spread
 
 # Where each format keeps its half-precision scales inside a block: they must be finite, while
 # every other byte may be anything. Layout: ggml's ggml-common.h.
@@ -151,7 +153,7 @@ def main(argv=None):
     from cudflash.ops import cpu as ops
 
     ops.set_threads(args.threads)
-    facts = bench_common.machine()
+    facts = machine()
     header = ["format", "activations", *(f"M={m} GB/s" for m in DECODE_ROWS)]
     header += [*(f"t({m})/t(1)" for m in DECODE_ROWS[1:]), f"M={PREFILL_ROWS} rows/s"]
     rows, results = [], []
@@ -166,7 +168,7 @@ def main(argv=None):
             })
     print(f"{facts['cpu']}, {facts['cpus']} CPUs, commit {facts['commit']}")
     print(f"\n### {args.n} x {args.k}, {args.threads} threads, {args.repeats} repeats\n")
-    print(bench_common.table(header, rows))
+    print(table(header, rows))
     shape = {"n": args.n, "k": args.k, "threads": args.threads}
     print("\n" + json.dumps({"bench": "kernels_cpu", **facts, **shape, "results": results}))
     return 0

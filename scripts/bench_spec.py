@@ -209,7 +209,7 @@ def main():
     print(table(["decoding", "tokens/s", "outside recorded passes, %"],
                 [[name, Spread.of(v["tps"]).text(1), Spread.of(v["overhead"]).text(1)]
                  for name, v in loops.items()]))
-    print(json.dumps({"benchmark": "spec", "model": args.model.name, "machine": machine(),
+    print(json.dumps({"bench": "spec", "model": args.model.name, "machine": machine(),
                       "draft_ms": drafts, "verify_ms": verify, "loops": loops}))
 
 

@@ -125,11 +125,11 @@ def test_second_turn_equals_a_cold_one_draft_included(name, n_shared):
     warm, cold = running.result(), one.generate(second, **options)
     assert warm.tokens == cold.tokens
     assert warm.speculation["trace"] == cold.speculation["trace"]
-    assert isinstance(events[0], PrefixReused)
+    assert isinstance(events[1], PrefixReused)
     cached = warm.usage.cached_tokens
-    assert cached <= len(second) and cached == events[0].cached_tokens
+    assert cached <= len(second) and cached == events[1].cached_tokens
     if cached < min(n_shared, len(second) - 1):
-        assert "no longer holds" in events[0].reason
+        assert "no longer holds" in events[1].reason
     runners = session._runner, session._drafter.drafter.runner
     fresh = one.session()
     fresh.generate(second, **options).result()
@@ -175,14 +175,15 @@ def test_answer_without_drafting_in_between_is_caught_up():
     text += session.generate(text, speculative="off", **options).result().tokens
     running = session.generate(text, speculative="on", **options)
     events = list(running)
-    assert "draft's context no longer holds" in events[0].reason
+    assert "draft's context no longer holds" in events[1].reason
     cold = one.generate(text, speculative="on", **options)
     assert running.result().speculation["trace"] == cold.speculation["trace"]
 
 
-def test_fifty_requests_in_one_session_equal_cold_ones():
+def test_fifty_requests_in_one_session_equal_cold_ones(monkeypatch):
     """Catches a draft position that is not reset, shorter prompts after longer ones."""
     one = draft_engine("v1-muse-swa")
+    monkeypatch.setattr(one, "round_costs", None)  # equal traces: no decision by measured times
     session = one.session()
     rng = np.random.default_rng(3)
     for i in range(50):

@@ -18,8 +18,9 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 TARGET, DRAFT = "models/target.gguf", "models/dflash-target.gguf"
 IDENTITY, RECEIPT = "models/pair.json", "models/receipt.json"
+BENCH = "models/bench.json"
 PROGRAM = ".venv/bin/cudflash"
-WRITES = ("-o", "--receipt")  # options that name a file to be written
+WRITES = ("-o", "--receipt", "--record")  # options that name a file to be written
 
 
 def blocks(language):
@@ -50,7 +51,7 @@ def stand_ins(chat_model, tmp_path_factory):
     assert done.returncode == 0, done.stderr
     return {
         MODEL: chat_model, TARGET: str(target), DRAFT: str(draft), IDENTITY: str(pair),
-        RECEIPT: str(folder / "receipt.json"),
+        RECEIPT: str(folder / "receipt.json"), BENCH: str(folder / "bench.json"),
     }  # fmt: skip
 
 

@@ -73,7 +73,7 @@ def test_continued_conversation_reuses_everything():
     events = list(
         session.generate(follow, max_tokens=2, sampling=cudflash.SamplingConfig(temperature=0))
     )
-    reused = events[0]
+    reused = events[1]
     assert isinstance(reused, PrefixReused) and reused.first_difference is None
     assert reused.cached_tokens == len(prompt) + len(answer) - 1
     again = greedy(session, follow, 2)
@@ -90,7 +90,7 @@ def test_rewind_beyond_a_ring_is_evaluated_again_and_said():
     events = list(
         session.generate(edited, max_tokens=3, sampling=cudflash.SamplingConfig(temperature=0))
     )
-    assert events[0].cached_tokens == 0 and "sliding" in events[0].reason
+    assert events[1].cached_tokens == 0 and "sliding" in events[1].reason
     assert events[-1].result.tokens == greedy(one, edited, 3).tokens
 
 

@@ -217,7 +217,7 @@ def test_cancelling_in_any_round_leaves_only_emitted_tokens(sampling):
     """Catches an open block after a cancellation between the events of a round."""
     one = engine("gemma3", threads=1, rows=16)
     plain = plain_answer(one, PROMPT, sampling, max_tokens=60, ignore_eos=True)
-    for n_events in range(2, 40, 3):
+    for n_events in range(3, 41, 3):
         session = one.session()
         running = session.generate(
             list(PROMPT), max_tokens=60, sampling=sampling, seed=4, ignore_eos=True,
@@ -238,9 +238,10 @@ def test_cancelling_in_any_round_leaves_only_emitted_tokens(sampling):
         assert warm.tokens == cold.tokens and warm.usage.cached_tokens == len(follow) - 2
 
 
-def test_gate_closes_comes_back_and_is_told():
+def test_gate_closes_comes_back_and_is_told(monkeypatch):
     """Catches a gate that stays closed, and drafts made while it is."""
     one = long_engine("gemma3")
+    monkeypatch.setattr(one, "round_costs", None)  # the gate alone decides
     options = {"max_tokens": 400, "ignore_eos": True}
     plain = plain_answer(one, PROMPT, GREEDY, **options)
     running = one.session().generate(
@@ -361,7 +362,7 @@ def test_turns_reuse_rows_with_a_drafter(arch):
         events = list(running)
         assert running.result().tokens == plain.tokens
         if turn:
-            assert isinstance(events[0], PrefixReused)
+            assert isinstance(events[1], PrefixReused)
             assert running.result().usage.cached_tokens == len(text) - 4
         counts = running.result().stats["speculative"]
         assert counts["drafted"] and counts["accepted"]

@@ -36,7 +36,7 @@ def test_sound_pairs_pass(name):
     assert report.passed, [check for check in report.checks if not check.passed]
     assert tuple(seen) == report.checks
     names = {check.name for check in report.checks}
-    assert names == {"match", "gate", "ratio-replay", "scripted", "rule"}
+    assert names == {"match", "gate", "auto", "ratio-replay", "scripted", "rule"}
     lengths = {c.verify_length for c in report.checks if c.name == "match"}
     assert lengths == ({3, 7, 15} if one.draft_config.block_size == 16 else {3, 7})
     assert {c.temperature for c in report.checks if c.name == "match"} == {0.0, 0.8}

@@ -19,9 +19,13 @@ PIPE_CLOSED = 141  # 128 + SIGPIPE
 COMPLETE = "_CUDFLASH_COMPLETE"  # how click asks for completions
 
 COMMANDS = {
+    "demo": ("cudflash.cli.demo", "Show drafting and its proof on the small embedded pair."),
     "generate": ("cudflash.cli.generate", "Continue a text, or answer one question (--chat)."),
     "chat": ("cudflash.cli.chat", "Talk with a model, line by line."),
     "verify": ("cudflash.cli.verify", "Prove that drafting changes no token of an answer."),
+    "bench": ("cudflash.cli.bench", "Measure drafted against plain decoding, in turns."),
+    "compare": ("cudflash.cli.compare", "Compare two records of 'bench', prompt by prompt."),
+    "monitor": ("cudflash.cli.monitor", "Watch an answer that another process makes or made."),
     "identity": ("cudflash.cli.identity", "Stamp a model and its draft into a file."),
     "inspect": ("cudflash.cli.inspect", "Show what a GGUF file holds and whether it can be run."),
     "plan": ("cudflash.cli.plan", "Show how much memory a model takes, before loading it."),
@@ -32,7 +36,7 @@ COMMANDS = {
 EXIT_CODES = """\b
 Exit codes:
   0    done
-  1    an error while running; 'verify' found a difference
+  1    an error while running; 'verify' or 'bench' found a difference
   2    wrong arguments
   3    a file that is damaged or not supported
   4    a draft that does not belong to the model

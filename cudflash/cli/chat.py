@@ -34,6 +34,7 @@ from cudflash.cli.sampling_options import (
     take_stops,
 )
 from cudflash.cli.terminal import LineReader
+from cudflash.cli.watching import FAILED, take_watch, watch_options
 from cudflash.errors import UsageError
 
 
@@ -47,6 +48,7 @@ from cudflash.errors import UsageError
 @engine_options
 @speculation_options
 @sampling_options
+@watch_options
 @json_flag("Each answer as one JSON object; an error is one, too.")
 @output_options
 @click.pass_context
@@ -71,6 +73,7 @@ def command(ctx, words, model, system, **params):
     }
     speculation = take_speculation(params)
     seed, extra = take_seed(params), take_template(params)
+    watch = take_watch(output, params)
     with CompileNotice(output):
         engine = open_engine(output, model, arguments)
         request |= settle_speculation(output, engine, speculation)
@@ -80,9 +83,13 @@ def command(ctx, words, model, system, **params):
         conversation = Conversation(
             output, engine,
             system=system, sampling=sampling, seed=seed, request=request, template=extra,
-            as_json=params["as_json"],
+            as_json=params["as_json"], watch=watch,
         )  # fmt: skip
-        ctx.exit(talk(output, conversation, LineReader(output)))
+        code = talk(output, conversation, LineReader(output))
+    if watch is not None:
+        watch.close()
+        code = code or (FAILED if watch.failed else 0)
+    ctx.exit(code)
 
 
 def _need_template(engine, model):

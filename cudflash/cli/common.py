@@ -208,9 +208,28 @@ def options(*decorators):
     return apply
 
 
+class ModelPath(click.Path):
+    """Path of a target; ``demo`` is that of the embedded one."""
+
+    def convert(self, value, param, ctx):
+        from cudflash.demo import resolve_model
+
+        return resolve_model(super().convert(value, param, ctx))
+
+
+class DraftPath(click.Path):
+    """Path of a draft; ``demo``, ``demo:dflash`` and ``demo:dflash2`` are the embedded ones."""
+
+    def convert(self, value, param, ctx):
+        from cudflash.demo import resolve_draft
+
+        return resolve_draft(super().convert(value, param, ctx))
+
+
 model_option = click.option(
-    "-m", "--model", type=click.Path(), metavar="FILE", help="GGUF file of the model."
-)
+    "-m", "--model", type=ModelPath(), metavar="FILE",
+    help="GGUF file of the model; 'demo' is the small one that is part of cudflash.",
+)  # fmt: skip
 
 device_option = click.option(
     "--device",
@@ -278,9 +297,11 @@ def one_model(option, words):
     """
     words = list(words)
     if option is None and words and words[0] != "-":
-        option = words.pop(0)
+        from cudflash.demo import resolve_model
+
+        option = resolve_model(words.pop(0))
     if option is None:
-        raise UsageError("no model was given; pass a GGUF file with --model")
+        raise UsageError("no model was given; pass a GGUF file with --model, or 'demo'")
     return option, words
 
 

@@ -42,10 +42,14 @@ class Conversation:
         Variables of the chat template.
     as_json : bool
         Write each answer as one object, a line each, instead of its text.
+    watch : Watch, optional
+        Who else sees the events.
     """
 
-    def __init__(self, output, engine, *, system, sampling, seed, request, template, as_json):
-        self._as_json = as_json
+    def __init__(
+        self, output, engine, *, system, sampling, seed, request, template, as_json, watch=None
+    ):
+        self._as_json, self._watch = as_json, watch
         self._output, self._engine = output, engine
         self._session = engine.session()
         self._sampling, self._seed = sampling, seed
@@ -113,10 +117,13 @@ class Conversation:
         generation = self._session.generate(
             prompt, sampling=self._sampling, seed=seed, **self._request
         )
-        result, _ = stream_answer(self._output, generation, stream=not self._as_json)
+        on_stdout = self._watch is not None and self._watch.on_stdout
+        result, _ = stream_answer(
+            self._output, generation, not (self._as_json or on_stdout), self._watch
+        )
         if self._as_json:
             self._output.json(result.to_dict())
-        elif not result.text.endswith("\n"):
+        elif not on_stdout and not result.text.endswith("\n"):
             self._output.answer("\n")
         self.messages = [*messages, {"role": "assistant", "content": result.text}]
         self._last = result

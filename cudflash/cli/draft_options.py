@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from cudflash.cli.common import file_name, options
+from cudflash.cli.common import DraftPath, file_name, options
 from cudflash.errors import UsageError
 
 identity_option = click.option(
@@ -23,10 +23,11 @@ draft_options = options(
         "--draft",
         "--model-draft",
         "draft",
-        type=click.Path(),
+        type=DraftPath(),
         metavar="FILE",
-        help="Draft: a GGUF file or a directory with safetensors; 'none' for none. Default: the "
-        "dflash-*.gguf beside the model that fits it.",
+        help="Draft: a GGUF file or a directory with safetensors; 'none' for none; demo:dflash or "
+        "demo:dflash2 with the model 'demo'. Default: the dflash-*.gguf beside the model that fits "
+        "it.",
     ),
     click.option("--no-draft", is_flag=True, help="Run without a draft."),
     click.option(
@@ -117,8 +118,12 @@ def find_draft(model, arguments):
     """
     if "draft" in arguments:
         return arguments, "given" if arguments["draft"] else "switched off"
+    from cudflash.demo import default_draft
     from cudflash.loader.draft_names import BESIDE
 
+    own = default_draft(model)
+    if own is not None:
+        return {**arguments, "draft": own[0]}, own[1]
     # most models lie alone: that is seen without opening the file a second time
     if not any(Path(model).parent.glob(BESIDE)):
         return {**arguments, "draft": None}, f"no {BESIDE} beside {model}, so no draft is used"
@@ -197,6 +202,18 @@ def draft_line(stats):
     )
     if stats["estimated_speedup"] is not None:
         text += f", about {stats['estimated_speedup']:.2f} times plain decoding"
+    return text + _economy_phrase(stats)
+
+
+def _economy_phrase(stats):
+    """What measured times have decided: how many rounds drafted, and why drafting is paused."""
+    economy = stats["economy"]
+    if economy is None or not economy["pauses"]:
+        return ""
+    last = [event for event in economy["events"] if event["kind"] == "paused"][-1]
+    text = f"; drafted in {stats['draft_rounds']} of {stats['rounds']} rounds"
+    if economy["state"] == "paused":
+        text += f", then paused ({last['reason'].split(';')[0]})"
     return text
 
 

@@ -41,6 +41,7 @@ from cudflash.cli.sampling_options import (
     take_seed,
     take_stops,
 )
+from cudflash.cli.watching import FAILED, take_watch, watch_options
 from cudflash.errors import UsageError
 
 INTERRUPTED = 130
@@ -86,6 +87,7 @@ result_options = options(
 @engine_options
 @speculation_options
 @sampling_options
+@watch_options
 @result_options
 @output_options
 @click.pass_context
@@ -104,12 +106,15 @@ def command(ctx, words, model, prompt, prompt_file, escape, **params):
     text = read_prompt(prompt, prompt_file, words, escape)
     receipt_file = params.pop("receipt_file")
     speculation, required = take_speculation(params), params.pop("require_draft")
-    result, interrupted = _generate(output, model, text, escape, speculation, params)
+    watch = take_watch(output, params)
+    result, interrupted = _generate(output, model, text, escape, speculation, params, watch)
     if params["as_json"]:
         output.progress("reading the model file for the receipt's digest")
         output.json(result.to_dict())
-    elif params["no_stream"]:
+    elif params["no_stream"] and not (watch and watch.on_stdout):
         output.answer(result.text)
+    if watch is not None:
+        watch.close()
     output.note(stats_line(result))
     if receipt_file is not None:
         save_receipt(output, receipt_file, result)
@@ -117,6 +122,8 @@ def command(ctx, words, model, prompt, prompt_file, escape, **params):
         check_required(result)
     if interrupted:
         ctx.exit(INTERRUPTED)
+    if watch is not None and watch.failed:
+        ctx.exit(FAILED)
 
 
 def save_receipt(output, path, result):
@@ -131,7 +138,7 @@ def save_receipt(output, path, result):
     output.clear_progress()
 
 
-def _generate(output, model, text, escape, speculation, params):
+def _generate(output, model, text, escape, speculation, params, watch):
     """Check all arguments, load, run."""
     from cudflash.cli.kernels import CompileNotice
 
@@ -156,8 +163,8 @@ def _generate(output, model, text, escape, speculation, params):
             _hint_chat(output, engine, params["chat"])
         content = text if messages is None else chat_prompt(engine, messages, extra)
         generation = engine.session().generate(content, sampling=sampling, **request)
-        stream = not (params["as_json"] or params["no_stream"])
-        return stream_answer(output, generation, stream)
+        stream = not (params["as_json"] or params["no_stream"] or (watch and watch.on_stdout))
+        return stream_answer(output, generation, stream, watch)
 
 
 def take_messages(params, text):

@@ -2,15 +2,23 @@
 
 import click
 
-from cudflash.cli.common import Command, cache_options, file_name, json_option, output_of
+from cudflash.cli.common import (
+    Command,
+    DraftPath,
+    ModelPath,
+    cache_options,
+    file_name,
+    json_option,
+    output_of,
+)
 from cudflash.cli.common import output_options as output_flags
 from cudflash.cli.draft_options import find_draft
 from cudflash.errors import UsageError
 
 
 @click.command("identity", cls=Command)
-@click.argument("target", type=click.Path(), metavar="TARGET")
-@click.argument("draft", type=click.Path(), metavar="[DRAFT]", required=False)
+@click.argument("target", type=ModelPath(), metavar="TARGET")
+@click.argument("draft", type=DraftPath(), metavar="[DRAFT]", required=False)
 @click.option(
     "-o", "--out", "out", type=click.Path(), metavar="FILE", help="Write it to FILE as JSON."
 )

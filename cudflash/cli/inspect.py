@@ -40,10 +40,12 @@ def command(ctx, words, model, tensors, metadata, digest, identity, as_json):
     still 0. A damaged file is an error (exit code 3). With a DRAFT, show whether the two belong
     together and why; the exit code is 4 if they do not.
     """
+    from cudflash.demo import resolve_draft
+
     file, rest = one_model(model, words)
     if len(rest) > 1:
         raise UsageError(f"the argument {rest[1]!r} was not expected; inspect takes two files")
-    draft = rest[0] if rest else None
+    draft = resolve_draft(rest[0]) if rest else None
     if identity is not None:
         check_pair(identity, file, draft=draft)
     output = output_of(ctx)
@@ -152,9 +154,13 @@ def _pairing(gguf, draft, digest):
 
 def _beside(file, gguf):
     """The draft that ``generate`` would use, and why."""
+    from cudflash.demo import default_draft
     from cudflash.loader.bind import bind_target
     from cudflash.loader.pairing import find_draft_beside
 
+    own = default_draft(file)
+    if own is not None:
+        return {"path": own[0], "explanation": own[1], "candidates": True}
     try:
         found = find_draft_beside(file, bind_target(gguf).config)
     except UsageError as err:  # several fit: worth telling, no reason to fail

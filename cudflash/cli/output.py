@@ -11,6 +11,7 @@ import os
 import sys
 import time
 import unicodedata
+from contextlib import contextmanager
 
 CLEAR_LINE = "\r\x1b[K"
 _UNSEEN = ("Cc", "Zl", "Zp")  # control characters, line and paragraph separators
@@ -39,6 +40,8 @@ class Output:
         self._unfinished_line = False  # the answer's last byte was no newline
         self._progress = False  # a transient line is on the terminal
         self._shown = 0.0  # when it was written, seconds
+        self._held = None  # (stream, bytes) that wait while a screen is up
+        self._tell = None  # shows a line on that screen
 
     # -- stderr ---------------------------------------------------------------------------------
 
@@ -68,6 +71,10 @@ class Output:
         A line that would be gone before anybody could read it is left out, and one that would
         wipe out the beginning of an answer's line.
         """
+        if self._held is not None:
+            if not self.quiet:
+                self._tell(text)
+            return
         now = time.monotonic()
         soon = self._progress and now - self._shown < REWRITE_S
         if self.quiet or self.mid_line or soon or not self.rewrites:
@@ -95,9 +102,37 @@ class Output:
         self.end_line()
         self._write_err(text + "\n")
 
+    @contextmanager
+    def screen(self, tell):
+        """Leave the terminal to a full screen within the block; what is written waits for its end.
+
+        What goes elsewhere (stdout into a file) is written at once as always.
+
+        Parameters
+        ----------
+        tell : callable
+            Shows on the screen what would be the transient line.
+        """
+        self.clear_progress()
+        self.end_line()
+        self._held, self._tell = [], tell
+        try:
+            yield
+        finally:
+            held, self._held, self._tell = self._held, None, None
+            for stream, data in held:
+                _write(stream, data)
+
     def _write_err(self, text):
-        if sys.stderr is not None:
-            _write(sys.stderr, text.encode("utf-8", "backslashreplace"))
+        self._put(sys.stderr, text.encode("utf-8", "backslashreplace"))
+
+    def _put(self, stream, data):
+        if stream is None:
+            return
+        if self._held is not None and is_terminal(stream):
+            self._held.append((stream, data))
+        else:
+            _write(stream, data)
 
     # -- stdout ---------------------------------------------------------------------------------
 
@@ -115,8 +150,7 @@ class Output:
         """Write bytes of the answer."""
         if data:
             self.clear_progress()
-            if sys.stdout is not None:
-                _write(sys.stdout, data)
+            self._put(sys.stdout, data)
             self._unfinished_line = not data.endswith(b"\n")
 
     def line(self, text=""):

@@ -6,6 +6,7 @@ import click
 
 from cudflash.cli.common import (
     Command,
+    DraftPath,
     cache_options,
     device_option,
     json_option,
@@ -39,7 +40,7 @@ _KINDS = (
 @cache_options
 @device_option
 @click.option(
-    "-md", "--draft", "--model-draft", "draft", type=click.Path(), metavar="FILE",
+    "-md", "--draft", "--model-draft", "draft", type=DraftPath(), metavar="FILE",
     help="Count this draft, too; 'none' for none. Default: the one that generate would use.",
 )  # fmt: skip
 @click.option("--no-draft", is_flag=True, help="Count no draft.")

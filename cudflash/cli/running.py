@@ -7,7 +7,7 @@ runs. Invariant: an answer's text reaches stdout token by token, and a Ctrl-C lo
 import json
 import signal
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import click
 
@@ -157,7 +157,8 @@ def open_engine(output, model, arguments):
     output.note(engine_line(engine, model, explanation))
     for note in engine.notes:
         # what a file leaves out is shown by inspect; here it would hide what differs per run
-        tell = output.detail if note.startswith("default taken for") else output.note
+        own = "sink overridden" in note and "draft_sink" not in arguments  # the embedded pair's
+        tell = output.detail if own or note.startswith("default taken for") else output.note
         tell("note: " + visible(note))
     return engine
 
@@ -222,7 +223,7 @@ def interrupt_cancels(generation):
         forget_kept()
 
 
-def stream_answer(output, generation, stream=True):
+def stream_answer(output, generation, stream=True, watch=None):
     """Run an answer to its end, its text going to stdout as it comes.
 
     Parameters
@@ -231,50 +232,61 @@ def stream_answer(output, generation, stream=True):
     generation : Generation
     stream : bool
         False to leave the text to the caller.
+    watch : Watch, optional
+        Who else sees the events.
 
     Returns
     -------
     (Result, bool)
         The bool tells whether Ctrl-C was pressed.
     """
-    from cudflash.events import (
-        Diagnosed,
-        DrafterFailed,
-        Finished,
-        GateChanged,
-        PrefixReused,
-        PromptProgress,
-        TokenEvent,
-    )
+    from cudflash.events import Finished, TokenEvent
 
     written = 0
     pressed = ()
+    screen = nullcontext() if watch is None else watch.answer()
     try:
-        with generation, interrupt_cancels(generation) as pressed:
+        with generation, interrupt_cancels(generation) as pressed, screen:
             for event in generation:
-                if isinstance(event, PromptProgress):
-                    if event.done < event.total:
-                        output.progress(f"prompt {event.done} of {event.total} tokens")
-                elif isinstance(event, PrefixReused):
-                    output.detail(
-                        f"{event.cached_tokens} of {event.prompt_tokens} prompt tokens reused: "
-                        f"{event.reason}"
-                    )
-                elif isinstance(event, TokenEvent | Finished):
+                if isinstance(event, TokenEvent | Finished):
                     if stream:
                         output.answer(event.text)
                         written += len(event.text)
-                elif isinstance(event, GateChanged):
-                    output.detail(f"draft: {event.event.reason}")
-                elif isinstance(event, DrafterFailed):
-                    output.note(f"note: {event.fault.reason}; the answer goes on without it")
-                elif isinstance(event, Diagnosed):
-                    output.note(f"note: {event.finding.sentence}")
+                elif watch is None or not watch.tells:
+                    _tell(output, event)
+                if watch is not None:
+                    watch.see(event)
     except KeptInterrupt:  # before a kernel: what came so far is complete, its end held back
         if stream:
             output.answer(generation.result().text[written:])
     output.clear_progress()
     return generation.result(), bool(pressed)
+
+
+def _tell(output, event):
+    """Say on stderr what happened beside the text."""
+    from cudflash.events import (
+        Diagnosed,
+        DrafterFailed,
+        EconomyChanged,
+        GateChanged,
+        PrefixReused,
+        PromptProgress,
+    )
+
+    if isinstance(event, PromptProgress):
+        if event.done < event.total:
+            output.progress(f"prompt {event.done} of {event.total} tokens")
+    elif isinstance(event, PrefixReused):
+        output.detail(
+            f"{event.cached_tokens} of {event.prompt_tokens} prompt tokens reused: {event.reason}"
+        )
+    elif isinstance(event, GateChanged | EconomyChanged):
+        output.detail(f"draft: {event.event.reason}")
+    elif isinstance(event, DrafterFailed):
+        output.note(f"note: {event.fault.reason}; the answer goes on without it")
+    elif isinstance(event, Diagnosed):
+        output.note(f"note: {event.finding.sentence}")
 
 
 def stats_line(result):

@@ -2,7 +2,15 @@
 
 import click
 
-from cudflash.cli.common import Command, check_text, json_option, output_of, output_options
+from cudflash.cli.common import (
+    Command,
+    DraftPath,
+    ModelPath,
+    check_text,
+    json_option,
+    output_of,
+    output_options,
+)
 from cudflash.cli.interrupts import raise_kept
 from cudflash.cli.running import engine_options, open_engine, take_engine
 from cudflash.errors import UsageError
@@ -19,8 +27,8 @@ PROMPTS = (
 
 
 @click.command("verify", cls=Command)
-@click.argument("target", type=click.Path(), metavar="TARGET")
-@click.argument("beside", type=click.Path(), metavar="[DRAFT]", required=False)
+@click.argument("target", type=ModelPath(), metavar="TARGET")
+@click.argument("beside", type=DraftPath(), metavar="[DRAFT]", required=False)
 @click.option("-p", "--prompt", "prompts", multiple=True, metavar="TEXT", help="A prompt.")
 @click.option(
     "-f",

@@ -68,6 +68,16 @@ class DraftContextGeometry:
         return None
 
 
+@dataclass(frozen=True)
+class HeldRows:
+    """What a draft remembers at the moment."""
+
+    length: int  # committed rows of the conversation
+    rows: int  # that the layer holding most has, of ``DraftContextGeometry.row_limit``
+    n_bytes: int  # of the rows of all layers, of ``DraftContextGeometry.byte_limit``
+    window_start: int  # position of the first row past the pinned ones
+
+
 def ring_capacity(window, n_ctx, block_size, chunk):
     """Slots of a layer's ring, in whole chunks."""
     everything = n_ctx + block_size
@@ -261,6 +271,19 @@ class DraftContext:
     def n_pinned(self):
         """Rows in the sink caches."""
         return min(self.length, self.sink)
+
+    def held(self):
+        """Return the HeldRows: rows that a block at ``length`` may see and that are intact."""
+        rows, window_start = [], self.length
+        for layer in self.layers:
+            pinned = 0 if layer.window is None else self.n_pinned
+            first = pinned
+            if layer.window is not None:
+                first = min(max(pinned, self._oldest, self.length - layer.window), self.length)
+            rows.append(pinned + self.length - first)
+            window_start = min(window_start, first)
+        row_bytes = 2 * _ITEM_BYTES * self.geometry.elements_per_token
+        return HeldRows(self.length, max(rows), row_bytes * sum(rows), window_start)
 
     # -- inspection, for tests and digests ------------------------------------------------------
 

@@ -6,7 +6,7 @@ Owns the way from bound tensors to device buffers. Must not know the order of th
 from dataclasses import dataclass
 
 from cudflash.model.rope import rope_table
-from cudflash.model.weights import release_pages
+from cudflash.model.weights import MappedPages
 
 MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down",
             "attn_conv_proj", "ffn_conv_proj")  # fmt: skip
@@ -98,13 +98,14 @@ def load_draft(ops, draft, target, n_ctx, allocator, progress=None):
     config, weights = draft.config, draft.weights
     total = sum(ref.raw.nbytes for ref in draft_refs(weights))
     done = 0
+    pages = MappedPages()
 
     def matrix(ref):
         nonlocal done
         if ref is None:
             return None
         packed = ops.pack(ref.raw, ref.type, ref.shape[1])
-        release_pages(ref.raw)
+        pages.release(ref.raw)
         done += ref.raw.nbytes
         if progress is not None:
             progress(done, total)

@@ -13,6 +13,7 @@ from cudflash.model.buffers import Allocator
 from cudflash.model.cache import TargetCache
 from cudflash.model.transformer import ALL, LAST, NONE, Pass, selected_rows, tap_buffer
 
+KEPT_TAPS = 32  # rows of taps that can be kept for later
 MAX_GRAPHS = 48  # recorded passes kept; prefill remainders come in many lengths
 
 
@@ -82,6 +83,31 @@ class Runner:
         None where no layers are captured.
         """
         return self._tap_buffers[len(self._taps)][:n_rows] if self._taps else None
+
+    @property
+    def n_keepable_taps(self):
+        """Rows that ``keep_taps`` has places for: behind those that a pass with logits writes."""
+        if not self._taps:
+            return 0
+        return max(0, min(KEPT_TAPS, self._work.max_rows - self._work.logit_rows))
+
+    def keep_taps(self, slot):
+        """Keep the first row of ``tap_rows`` in a place that only a longer pass overwrites.
+
+        Parameters
+        ----------
+        slot : int
+            Below ``n_keepable_taps``.
+        """
+        buffer = self._tap_buffers[len(self._taps)]
+        flat = buffer.reshape(len(buffer), -1)
+        at = self._work.logit_rows + slot
+        self._ops.copy(flat[at : at + 1], flat[:1])
+
+    def kept_taps(self, n_rows):
+        """Buffer (n_rows, n_taps, hidden_dim) of the rows kept in the first places."""
+        first = self._work.logit_rows
+        return self._tap_buffers[len(self._taps)][first : first + n_rows]
 
     # -- passes ---------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """A target's weights on a backend: packed matrices, norms, RoPE tables.
 
 Owns the way from bound tensors to device buffers, one tensor at a time: each is packed straight
-from the memory map and its pages are given back to the system before the next, so that loading
-never holds the file and the packed copy together. Must not know the order of the forward pass.
+from the memory map and its pages are given back to the system soon after, so that loading never
+holds the file and the packed copy together. Must not know the order of the forward pass.
 """
 
 import mmap
@@ -126,12 +126,13 @@ class _Packer:
     def __init__(self, ops, allocator, total, progress):
         self._ops, self._allocator = ops, allocator
         self._done, self._total, self._progress = 0, total, progress
+        self._pages = MappedPages()
 
     def matrix(self, ref):
         if ref is None:
             return None
         packed = self._ops.pack(ref.raw, ref.type, ref.shape[1])
-        release_pages(ref.raw)
+        self._pages.release(ref.raw)
         self._done += ref.raw.nbytes
         if self._progress is not None:
             self._progress(self._done, self._total)
@@ -155,21 +156,49 @@ class _RopeTables:
         return self._made[rope]
 
 
-def release_pages(raw):
-    """Give the pages of a view on a memory map back to the system; they are read again if needed.
+class MappedPages:
+    """Gives the pages of memory maps back to the system, in portions; they are read again if needed.
 
-    Only whole pages inside the view are named, so neighbours keep theirs. Does nothing for arrays
-    that are not on a memory map, and where the system has no ``madvise``.
+    A call to the system for every matrix costs as much as packing a small one, so spans are
+    collected up to ``PORTION`` and neighbours are given back together.
     """
-    base = raw
-    while isinstance(base, np.ndarray) and base.base is not None:
-        base = base.base
-    base = base.obj if isinstance(base, memoryview) else base
-    if not isinstance(base, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
-        return
-    whole = np.frombuffer(base, np.uint8)
-    start = raw.ctypes.data - whole.ctypes.data
-    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-    last = (start + raw.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if last > first:
-        base.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+    PORTION = 32 << 20  # bytes that may stay resident beside the packed copy
+    _NEAR = 1 << 20  # spans closer than this are one: what lies between is read again if needed
+
+    def __init__(self):
+        self._pending, self._n_bytes = [], 0
+
+    def release(self, raw):
+        """Take note of a view that is not needed any more.
+
+        Does nothing for arrays that are not on a memory map, and where the system has no
+        ``madvise``.
+        """
+        base = raw
+        while isinstance(base, np.ndarray) and base.base is not None:
+            base = base.base
+        base = base.obj if isinstance(base, memoryview) else base
+        if not isinstance(base, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        self._pending.append((id(base), raw.ctypes.data, raw.nbytes, base))
+        self._n_bytes += raw.nbytes
+        if self._n_bytes >= self.PORTION:
+            self.flush()
+
+    def flush(self):
+        """Give back what has been collected."""
+        spans = []
+        for _, start, n_bytes, base in sorted(self._pending, key=lambda entry: entry[:2]):
+            if spans and spans[-1][2] is base and start - spans[-1][1] <= self._NEAR:
+                spans[-1][1] = max(spans[-1][1], start + n_bytes)
+            else:
+                spans.append([start, start + n_bytes, base])
+        self._pending, self._n_bytes = [], 0
+        for start, end, base in spans:
+            origin = np.frombuffer(base, np.uint8).ctypes.data
+            # only whole pages inside: neighbours keep theirs
+            first = -(-(start - origin) // mmap.PAGESIZE) * mmap.PAGESIZE
+            last = (end - origin) // mmap.PAGESIZE * mmap.PAGESIZE
+            if last > first:
+                base.madvise(mmap.MADV_DONTNEED, first, last - first)

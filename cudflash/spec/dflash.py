@@ -103,6 +103,10 @@ class DFlashDrafter:
         self.echoes = []
         return self.runner.rewind(length)
 
+    def held(self):
+        """Return the HeldRows of its context."""
+        return self.runner.context.held()
+
     def boundaries(self):
         """Committed rows at which something of the draft's context ends, for the diagnosis."""
         config = self.runner.config

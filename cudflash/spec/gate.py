@@ -51,6 +51,19 @@ class GateRound:
     warmup: bool  # not part of any sample
 
 
+@dataclass(frozen=True)
+class GateStatus:
+    """The gate between two rounds."""
+
+    state: str  # "open", "closed", "disabled" or "off"
+    accepted: int  # of the present sample
+    proposals: int
+    rounds: int
+    warmup_left: int  # rounds with proposals that will not count
+    committed: int  # tokens of the answer whose rows are committed
+    resume_at: int | None  # committed tokens at which a closed gate opens again
+
+
 class AcceptanceGate:
     """State machine of one answer: open, closed, disabled (after a fault) or off.
 
@@ -98,6 +111,10 @@ class AcceptanceGate:
             )  # fmt: skip
         return self.state == OPEN
 
+    def begin_sample(self):
+        """Begin a new sample: proposals of another verify length say nothing about the present."""
+        self._floor = len(self.history)
+
     def record(self, round_index, drafted, accepted, committed):
         """Take note of a finished round; may close the gate.
 
@@ -131,6 +148,13 @@ class AcceptanceGate:
         counted = [r for r in self.history[self._floor :] if not r.warmup][-WINDOW_ROUNDS:]
         return sum(r.accepted for r in counted), sum(r.drafted for r in counted), len(counted)
 
+    def status(self, committed):
+        """Return the GateStatus after ``committed`` tokens of the answer."""
+        accepted, proposals, rounds = self.sample()
+        return GateStatus(
+            self.state, accepted, proposals, rounds, self._warmup_left, committed, self.resume_at
+        )
+
     def disable(self, round_index, committed, reason):
         """Stop drafting for the rest of the answer."""
         if self.state not in (OFF, DISABLED):
@@ -141,12 +165,7 @@ class AcceptanceGate:
         """Constants, state and events as plain values, for receipts."""
         return {
             "mode": self.mode,
-            "window_rounds": WINDOW_ROUNDS,
-            "warmup_rounds": WARMUP_ROUNDS,
-            "min_proposals": MIN_PROPOSALS,
-            "floor": FLOOR,
-            "first_pause": FIRST_PAUSE,
-            "longest_pause": LONGEST_PAUSE,
+            **constants(),
             "state": self.state,
             "closings": self.closings,
             "events": [asdict(event) for event in self.events],
@@ -165,3 +184,15 @@ class AcceptanceGate:
 
     def _event(self, kind, round_index, committed, sample, reason):
         self.events.append(GateEvent(kind, round_index, committed, *sample, self.resume_at, reason))
+
+
+def constants():
+    """The numbers that the gate decides by, as receipts and recordings name them."""
+    return {
+        "window_rounds": WINDOW_ROUNDS,
+        "warmup_rounds": WARMUP_ROUNDS,
+        "min_proposals": MIN_PROPOSALS,
+        "floor": FLOOR,
+        "first_pause": FIRST_PAUSE,
+        "longest_pause": LONGEST_PAUSE,
+    }

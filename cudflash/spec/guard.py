@@ -91,6 +91,11 @@ class GuardedDrafter:
             self._set_fault("rewind", "ValueError", f"it kept {kept!r} rows of {wanted}")
         return 0 if self.fault is not None else int(kept)
 
+    def held(self):
+        """Return the HeldRows of a drafter that tells them, else None."""
+        tell = getattr(self.drafter, "held", None)
+        return self._call("context", tell) if callable(tell) else None
+
     def _check_length(self, n_past):
         """Fault on a hole between the drafter's context and the committed rows."""
         finding = self._call("context", lambda: context_hole(self.drafter.length, n_past))

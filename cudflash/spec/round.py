@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from cudflash.errors import UsageError
 from cudflash.spec.acceptance import RATIO, STOPPED, decide, rule_in_effect
 from cudflash.spec.drafters import DraftContext
-from cudflash.spec.gate import MODES
+from cudflash.spec.gate import MODES, OPEN
 from cudflash.spec.proposals import NOTHING, DraftSampler, Proposal
 from cudflash.spec.stats import RoundRecord, SpecStats
 from cudflash.spec.verify_length import (
@@ -93,6 +93,11 @@ class RoundState:
     stats : SpecStats, optional
     clock : callable, optional
         Seconds.
+    economy : Economy, optional
+        Decides with the gate whether and how much a round drafts. Only where tokens do not depend
+        on it, that is under ``match``.
+    before_draft : callable, optional
+        Called before the drafter is asked: hands it committed rows that were kept back.
 
     Attributes
     ----------
@@ -110,12 +115,13 @@ class RoundState:
 
     def __init__(
         self, anchor, n_past, *, limits, accept, chain, drafter, gate, stats=None,
-        clock=time.perf_counter,
+        clock=time.perf_counter, economy=None, before_draft=None,
     ):  # fmt: skip
         check_verify_length(limits.verify_length, drafter.block_size)
         self.rule = rule_in_effect(accept, chain)
         self.anchor, self.n_past = int(anchor), n_past
-        self.gate = gate
+        self.gate, self.economy = gate, economy
+        self._before_draft = before_draft
         self.stats = SpecStats() if stats is None else stats
         self._n_prompt = n_past
         self._limits, self._chain, self._drafter, self._clock = limits, chain, drafter, clock
@@ -127,7 +133,7 @@ class RoundState:
         self._gate_state = gate.state
         self._draft_s = self._verify_s = self._decide_s = 0.0
         self._mark = 0.0
-        self._events_seen = 0
+        self._events_seen = self._decisions_seen = 0
 
     @property
     def committed(self):
@@ -160,6 +166,7 @@ class RoundState:
         self._note_fault()
         self._room = room
         self._draft_s = self._verify_s = self._decide_s = 0.0
+        was_open = self.gate.state == OPEN
         open_ = self.gate.allows(self.stats.rounds, self.committed)
         self._gate_state = self.gate.state
         n = draft_budget(self._limits.verify_length, room, context_left, self._drafter.drafter_max)
@@ -169,6 +176,9 @@ class RoundState:
             return self._planned(NOTHING, "off" if self.gate.state == "off" else "gate")
         if n == 0:
             return self._planned(NOTHING, "budget")
+        n, why = self._economic(n, was_open)
+        if not n:
+            return self._planned(NOTHING, why)
         proposal = self._propose(n, tokens)
         if proposal is None:
             return self._planned(NOTHING, "fault")
@@ -180,17 +190,20 @@ class RoundState:
         self._draft_s += self._clock() - self._mark  # the dropped pass is a cost of drafting
         return self._planned(NOTHING, "retry")
 
-    def observe(self, taps=None):
+    def observe(self, taps=None, feed=True):
         """Hand the evaluated rows of the block to the drafter.
 
         Parameters
         ----------
         taps : buffer of shape (rows of the block, n_taps, hidden_dim), or None
+        feed : bool
+            False keeps them back: the caller will hand them over before the next draft.
         """
         self._expect(_PLANNED)
         started = self._clock()
         self._verify_s = started - self._mark
-        self._drafter.observe(self._block.tokens, taps)
+        if feed:
+            self._drafter.observe(self._block.tokens, taps)
         self._mark = self._clock()
         # Projecting taps is the drafter's work, whether or not it has proposed.
         self._draft_s += self._mark - started
@@ -243,6 +256,7 @@ class RoundState:
             draft_ms=1e3 * self._draft_s,
             verify_ms=1e3 * self._verify_s,
             decide_ms=1e3 * self._decide_s,
+            confidence=tuple(block.proposal.confidence or ()),
         )
         self.n_past += kept
         self.anchor = decision.tokens[kept - 1]
@@ -253,6 +267,7 @@ class RoundState:
         ended = kept < len(decision.tokens) or decision.end == STOPPED or kept == self._room
         if not ended:
             self.gate.record(record.index, block.n_drafts, decision.accepted, self.committed)
+        self._note_costs(record, ended)
         return record
 
     def abandon(self):
@@ -269,11 +284,40 @@ class RoundState:
         self._events_seen += len(new)
         return tuple(new)
 
+    def drain_decisions(self):
+        """Decisions of the economy since the last call."""
+        new = () if self.economy is None else self.economy.events[self._decisions_seen :]
+        self._decisions_seen += len(new)
+        return tuple(new)
+
     def trace(self):
         """One dict per finished round, for receipts."""
         return [record.to_dict() for record in self.stats.records]
 
     # -- parts --------------------------------------------------------------------------------
+
+    def _economic(self, n, was_open):
+        """How many of ``n`` tokens are drafted as far as time decides, and why none."""
+        economy = self.economy
+        if economy is None:
+            return n, ""
+        if not was_open:
+            economy.restart()
+        switches = economy.switches
+        n, why = economy.choose(n, self.stats.rounds, self.committed)
+        if economy.switches != switches:
+            self.gate.begin_sample()
+        return n, why
+
+    def _note_costs(self, record, ended):
+        """Tell the economy what the round has cost; one that was tried twice is no example."""
+        if self.economy is None or record.skipped == "retry":
+            return
+        n, ms = len(record.drafted), record.verify_ms + record.decide_ms
+        feed = record.draft_ms
+        if n:
+            ms, feed = ms + feed, 0.0
+        self.economy.record(n, record.accepted, len(record.decided), ms, feed, ended)
 
     def _propose(self, n, tokens):
         """A checked proposal, cut after the first stop token; None after a fault."""
@@ -284,6 +328,8 @@ class RoundState:
         )
         before = rng.state() if ratio else None
         started = self._clock()
+        if self._before_draft is not None:
+            self._before_draft()
         proposal = self._drafter.propose(self.anchor, n, context)
         self._draft_s = self._clock() - started
         if proposal is None:

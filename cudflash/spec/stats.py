@@ -45,12 +45,16 @@ class RoundRecord:
     gate : str
         State of the gate when the round was planned.
     skipped : str
-        Why nothing was drafted: "gate", "off", "budget", "fault", "empty" (the drafter proposed
+        Why nothing was drafted: "gate", "off", "economy" (it does not pay), "measure" (a plain
+        round was needed to compare with), "budget", "fault", "empty" (the drafter proposed
         nothing), "retry" (the block with drafts was dropped); "" when something was.
     trials : tuple of Trial
         Under ``ratio``.
     draft_ms, verify_ms, decide_ms : float
         Wall time of the drafter, of the target pass and of the decision.
+    confidence : tuple of float
+        Of each proposal, where the drafter told it (DFlash2: softmax of its score among the
+        candidates).
     """
 
     index: int
@@ -68,6 +72,7 @@ class RoundRecord:
     draft_ms: float
     verify_ms: float
     decide_ms: float
+    confidence: tuple[float, ...] = ()
 
     def to_dict(self):
         """The record without its times: the same answer made again gives the same value."""
@@ -82,6 +87,8 @@ class RoundRecord:
             "gate": self.gate,
             "skipped": self.skipped,
         }
+        if self.confidence:
+            record["confidence"] = list(self.confidence)
         if self.trials:
             record["trials"] = [[t.token, t.p, t.q, t.uniform] for t in self.trials]
         return record

@@ -32,8 +32,15 @@ class Transaction:
         self._snapshot = None if self._chain is None else self._chain.snapshot()
         self.open = True
 
-    def commit(self, n_rows):
-        """Keep the first ``n_rows`` rows everywhere; on an exception, nothing is kept open."""
+    def commit(self, n_rows, observed=True):
+        """Keep the first ``n_rows`` rows everywhere; on an exception, nothing is kept open.
+
+        Parameters
+        ----------
+        n_rows : int
+        observed : bool
+            Whether the drafter was shown the rows; False keeps them in the target alone.
+        """
         if not self.open:
             raise RuntimeError("no transaction is open; begin one")
         try:
@@ -42,7 +49,7 @@ class Transaction:
             self.rollback()
             raise
         self.open = False
-        if self._drafter is not None:
+        if self._drafter is not None and observed:
             self._drafter.commit(n_rows)
 
     def rollback(self):

@@ -37,7 +37,7 @@ def test_pair_passes_and_reports(cli, folder, target):
     """An exit code that says nothing, or an object that lacks what people compare."""
     done = cli("verify", target, folder / "draft", *QUICK, "--json", "--no-scripted")
     assert done.code == 0 and done.json["passed"] and done.json["draft"].endswith("draft")
-    assert kinds(done) == {"match", "gate", "ratio-replay", "rule"}
+    assert kinds(done) == {"match", "gate", "auto", "ratio-replay", "rule"}
     keys = {"first_difference", "plain_id", "drafted_id", "margin", "plain_sha256",
             "drafted_sha256", "drafted", "accepted"}  # fmt: skip
     assert all(keys <= check.keys() for check in done.json["checks"])

@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -74,7 +75,7 @@ def test_the_temporary_folder_is_used_when_home_is_not_writable(monkeypatch, tmp
     monkeypatch.delenv(jit.CACHE_ENV, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
     monkeypatch.setenv("HOME", "/proc/nowhere")
-    monkeypatch.setattr(jit.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     assert jit.cache_dir().parent == tmp_path
 
 

@@ -1,0 +1,1 @@
+"""The embedded pair: three model files, their card and notices. No code."""

@@ -1,0 +1,246 @@
+"""Fill the marked tables of documents from recorded measurements; nothing in them is typed.
+
+    python scripts/speed_tables.py            # rewrite the blocks of docs/SPEED.md and README.md
+    python scripts/speed_tables.py --check    # exit 1 if a block is not what its record says
+    python scripts/speed_tables.py --take docs/records/NAME.json < output    # keep a JSON line
+
+A block begins with ``<!-- table VIEW RECORD -->`` and ends with ``<!-- end -->``. Views: ``cpu``
+(``bench_cpu.py``), ``cpu-brief`` (its ratios), ``spec`` (``bench_spec.py``), ``bench`` (the main
+tables of a ``cudflash bench`` record), ``bench-brief`` (speed-up and acceptance length by set),
+``bench-positions``, ``bench-verify``, ``peer`` (``bench_peer.py``). A record is the JSON line that a
+script prints last, or the file of ``bench --record``; ``--take`` cuts the line out of an output.
+"""
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+
+from cudflash.bench import report
+from cudflash.bench.record import validate_record
+from cudflash.bench.statistics import Spread
+from cudflash.errors import CudflashError
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = ("docs/SPEED.md", "README.md")
+BLOCK = re.compile(
+    r"(?P<begin><!-- table (?P<view>[\w-]+) (?P<record>\S+) -->\n)(?P<body>.*?)(?P<end><!-- end -->)",
+    re.DOTALL,
+)
+
+
+class BlockError(Exception):
+    """A block that cannot be filled; the message is one sentence."""
+
+
+# -- views ----------------------------------------------------------------------------------------
+
+
+def _facts(record):
+    facts = record.get("machine", record)
+    return (
+        f"Commit {facts['commit']}, {facts['cpu']}, {facts['cpus']} CPUs, numpy {facts['numpy']}, "
+        f"numba {facts['numba']}, Python {facts['python']}."
+    )
+
+
+def _ratios(measure):
+    ours, peer = measure["ours"], measure["peer"]
+    if measure["unit"] == "s":
+        return Spread.of(p / o for o, p in zip(ours, peer))
+    return Spread.of(o / p for o, p in zip(ours, peer))
+
+
+def cpu(record):
+    """Every table of a ``bench_cpu.py`` record."""
+    parts = [_facts(record)]
+    for model in record["models"]:
+        lines = []
+        for measure in model["measures"]:
+            digits = 3 if measure["unit"] == "s" else 1
+            peer, ratio = Spread.of(measure["peer"]), _ratios(measure)
+            lines.append([
+                measure["name"], measure["unit"], Spread.of(measure["ours"]).text(digits),
+                peer.text(digits) if peer else "no peer", ratio.text(2) if ratio else "no peer",
+            ])  # fmt: skip
+        n = len(model["measures"][0]["ours"])
+        parts.append(f"#### {model['model']}, {record['threads']} threads, {n} repeats")
+        header = ["measure", "unit", "cudflash", "llama.cpp", "ratio"]
+        parts.append(report.table(header, lines))
+        others = Spread.of(share for m in model["measures"] for share in m["foreign"])
+        if others:
+            parts.append(
+                "Median (lowest–highest). While one side was measured, everything else used "
+                f"{100 * others.median:.1f} % of the machine (median), {100 * others.high:.1f} % at "
+                "most."
+            )
+        costs = model["verify_seconds"]
+        lines = [
+            [m, Spread.of(s * 1e3 for s in seconds).text(2),
+             Spread.of(s / one for s, one in zip(seconds, costs["1"])).text(2)]
+            for m, seconds in costs.items()
+        ]  # fmt: skip
+        parts.append("Verifying M rows at once (cudflash):")
+        parts.append(report.table(["rows M", "ms per step", "t(M) / t(1)"], lines))
+    return "\n\n".join(parts)
+
+
+def cpu_brief(record):
+    """Ratios to the peer, one column per model."""
+    names = list(dict.fromkeys(m["name"] for model in record["models"] for m in model["measures"]))
+    lines = []
+    for name in names:
+        found = [
+            next((m for m in model["measures"] if m["name"] == name), None)
+            for model in record["models"]
+        ]
+        lines.append([name, *(_ratios(m).text(1) if m and m["peer"] else "–" for m in found)])
+    return report.table(["measure", *(model["model"] for model in record["models"])], lines)
+
+
+def spec(record):
+    """Every table of a ``bench_spec.py`` record."""
+    drafts, verify, loops = record["draft_ms"], record["verify_ms"], record["loops"]
+    base = next(iter(drafts.values()))
+    return "\n\n".join([
+        f"{record['model']}. {_facts(record)}",
+        report.table(
+            ["draft context, windows", "ms per draft pass", "ratio to one window"],
+            [[t, Spread.of(ms).text(2), Spread.of(a / b for a, b in zip(ms, base)).text(2)]
+             for t, ms in drafts.items()]),
+        report.table(
+            ["verify rows", "ms", "t(M) / t(1)"],
+            [[m, Spread.of(ms).text(2), Spread.of(a / b for a, b in zip(ms, verify["1"])).text(2)]
+             for m, ms in verify.items()]),
+        report.table(
+            ["decoding", "tokens/s", "outside recorded passes, %"],
+            [[name, Spread.of(v["tps"]).text(1), Spread.of(v["overhead"]).text(1)]
+             for name, v in loops.items()]),
+    ])  # fmt: skip
+
+
+def bench(record):
+    """Head and main tables of a ``cudflash bench`` record."""
+    validate_record(record)
+    return f"{report.head(record)}\n\n{report.main_tables(record)}\n\n{report.notes(record)}".strip()
+
+
+def bench_brief(record):
+    """Natural text by set: speed-up with interval and acceptance length, one column per lane."""
+    validate_record(record)
+    rows = [r for r in report.rows(record) if r["kind"] == "natural" and r["speed-up"] is not None]
+    lanes = list(dict.fromkeys(row["lane"] for row in rows))
+    lines = []
+    for where in dict.fromkeys((r["set"], r["depth"], r["stop"]) for r in rows):
+        mine = {r["lane"]: r for r in rows if (r["set"], r["depth"], r["stop"]) == where}
+        lines.append([f"{where[0]}, depth {where[1]}" if where[1] else where[0], *(
+            f"{report.speedup_text(mine[lane])}; {report.number(mine[lane]['acceptance length'])}"
+            if lane in mine else "–" for lane in lanes
+        )])  # fmt: skip
+    return report.table(["set", *lanes], lines)
+
+
+def bench_positions(record):
+    """Acceptance by position of a ``cudflash bench`` record."""
+    return report.position_tables(validate_record(record))
+
+
+def bench_verify(record):
+    """Verify cost of a ``cudflash bench`` record."""
+    return report.verify_tables(validate_record(record))
+
+
+def peer(record):
+    """Ratios to llama.cpp of a ``bench_peer.py`` record, and which peers were absent."""
+    lines = []
+    for row in record["rows"]:
+        ours, theirs = Spread.of(row["ours"]), Spread.of(row["peer"])
+        ratio = Spread.of(a / b for a, b in zip(row["ours"], row["peer"]))
+        lines.append([
+            row["name"], row["model"], ours.text(1) if ours else "–",
+            theirs.text(1) if theirs else "absent", ratio.text(2) if ratio else "–",
+        ])  # fmt: skip
+    header = ["measure", "model", "cudflash, tok/s", "llama.cpp, tok/s", "ratio"]
+    absent = "".join(f"\n\nAbsent: {reason}." for reason in record["absent"])
+    if others := Spread.of(record["others_shares"]):
+        absent += (
+            f"\n\nDuring cudflash's turns everything else used {100 * others.median:.1f} % of the "
+            f"machine (median), {100 * others.high:.1f} % at most."
+        )
+    return f"{_facts(record)}\n\n{report.table(header, lines)}{absent}"
+
+
+VIEWS = {
+    "cpu": cpu, "cpu-brief": cpu_brief, "spec": spec, "bench": bench, "bench-brief": bench_brief,
+    "bench-positions": bench_positions, "bench-verify": bench_verify, "peer": peer,
+}  # fmt: skip
+
+
+# -- documents ------------------------------------------------------------------------------------
+
+
+def fill(text, root=ROOT):
+    """Return a document with its blocks made anew.
+
+    Raises
+    ------
+    BlockError
+        For a view or a record that is not there, or a block without an end.
+    """
+    if text.count("<!-- table ") != len(BLOCK.findall(text)):
+        raise BlockError("a block has no end, or its first line is not <!-- table VIEW RECORD -->")
+
+    def made(found):
+        view, name = found["view"], found["record"]
+        if view not in VIEWS:
+            raise BlockError(f"there is no view {view!r}, expected one of {', '.join(VIEWS)}")
+        try:
+            record = json.loads((root / name).read_text(encoding="utf-8"))
+            body = VIEWS[view](record)
+        except (OSError, ValueError, KeyError, TypeError, CudflashError) as err:
+            raise BlockError(f"{name}: no table {view} can be made of it ({err!r})") from None
+        return f"{found['begin']}\n{body}\n\n{found['end']}"
+
+    return BLOCK.sub(made, text)
+
+
+def take(lines, path):
+    """Write the JSON line that a benchmark has printed last into a record."""
+    found = [line for line in lines if line.startswith("{")]
+    if not found:
+        raise BlockError("standard input has no JSON line, expected the output of a benchmark")
+    record = json.loads(found[-1])
+    Path(path).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def main(argv=None):
+    """Fill or check; return the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="change nothing, exit 1 if stale")
+    parser.add_argument("--take", metavar="RECORD", help="cut a record out of standard input")
+    args = parser.parse_args(argv)
+    stale = []
+    try:
+        if args.take:
+            take(sys.stdin, args.take)
+            return 0
+        for name in DOCUMENTS:
+            old = (ROOT / name).read_text(encoding="utf-8")
+            new = fill(old)
+            if old != new:
+                stale.append(name)
+                if not args.check:
+                    (ROOT / name).write_text(new, encoding="utf-8")
+    except BlockError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for name in stale:
+        print(f"{name}: {'not what its records say' if args.check else 'rewritten'}")
+    return int(bool(stale) and args.check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

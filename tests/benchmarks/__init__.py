@@ -1,0 +1,1 @@
+"""Timed runs of kernels and rounds for ``make bench``; never part of the tests."""

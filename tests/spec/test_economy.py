@@ -1,0 +1,183 @@
+"""The economy: what drafting may cost at most, when it stops, comes back, and changes its length.
+
+Time is simulated: a cost model gives the milliseconds of each round, a seeded generator what is
+accepted. Nothing here looks at a real clock.
+"""
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cudflash.spec.economy import ALLOWANCE, MEASURE, REFILL, Economy, RoundCosts
+
+PLAIN = 10.0  # ms
+
+
+@dataclass
+class World:
+    """A machine and a draft: costs in plain steps, acceptance per position."""
+
+    draft: float = 0.4  # of a draft pass
+    row: float = 0.15  # of each verified row beyond the first
+    rate: object = 0.8  # acceptance of each position, or a function of the committed tokens
+    feed: float = 0.0  # of what a plain round spends on the drafter
+    noise: float = 0.0  # relative, uniform
+    burst: float = 0.0  # share of rounds that take ten times as long
+    seed: int = 0
+    costs: RoundCosts = field(default_factory=RoundCosts)
+
+    def cost(self, length):
+        """Plain steps of a round."""
+        return 1 + self.draft + self.row * length if length else 1.0
+
+    def run(self, n_tokens, verify_length=7):
+        """Emit tokens; returns (economy, plain steps taken, rounds as (length, emitted, why))."""
+        rng = random.Random(self.seed)
+        economy = Economy(self.costs, "simulated", verify_length)
+        committed, taken, rounds = 0, 0.0, []
+        while committed < n_tokens:
+            length, why = economy.choose(n_tokens - committed, len(rounds), committed)
+            rate = self.rate(committed) if callable(self.rate) else self.rate
+            accepted = 0
+            while accepted < length and rng.random() < rate:
+                accepted += 1
+            emitted = min(accepted + 1, n_tokens - committed)
+            noise = 1 + self.noise * rng.uniform(-1, 1)
+            noise *= 10 if rng.random() < self.burst else 1
+            steps, feed = self.cost(length) * noise, 0.0 if length else self.feed * noise
+            committed += emitted
+            taken += steps + feed
+            economy.record(
+                length, accepted, emitted, PLAIN * steps, PLAIN * feed, committed >= n_tokens
+            )
+            rounds.append((length, emitted, why))
+        return economy, taken, rounds
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    draft=st.floats(0.0, 6.0),
+    row=st.floats(0.0, 1.0),
+    rates=st.lists(st.floats(0.0, 0.99), min_size=1, max_size=6),
+    span=st.integers(20, 400),
+    noise=st.floats(0.0, 0.1),
+    verify_length=st.sampled_from([3, 7, 15]),
+    seed=st.integers(0, 10**6),
+)
+def test_never_more_than_five_percent_slower_over_a_thousand_tokens(
+    draft, row, rates, span, noise, verify_length, seed
+):
+    """Catches every policy that pays more to find out than it is allowed to: any cost of drafting,
+    any acceptance, text that changes as often as it likes (and right after a trial)."""
+
+    def rate(committed):
+        return rates[committed // span % len(rates)]
+
+    world = World(draft, row, rate, noise=noise, seed=seed)
+    _, taken, _ = world.run(1000, verify_length)
+    assert taken <= 1050 * (1 + noise / 10)  # the mean of a thousand noisy plain steps
+
+
+@settings(max_examples=100, deadline=None)
+@given(draft=st.floats(0.0, 6.0), row=st.floats(0.0, 1.0), seed=st.integers(0, 10**6))
+def test_the_derived_bound_holds_without_noise(draft, row, seed):
+    """Catches a derivation that is not the code: ALLOWANCE + REFILL per token, and one worst round
+    of a length that was never tried."""
+    world = World(draft, row, rate=lambda n: 0.0 if n % 97 else 0.9, seed=seed)
+    _, taken, _ = world.run(1000, 15)
+    assert taken - 1000 <= ALLOWANCE + REFILL * 1000 + 1e-6
+
+
+def test_an_engine_that_is_used_again_pays_no_second_time_to_learn_its_costs():
+    """Catches costs that are forgotten between answers."""
+    world = World(rate=0.85)
+    _, _, first = world.run(200)
+    _, _, second = world.run(200)
+    assert [why for *_, why in first].count(MEASURE) >= 4
+    assert [why for *_, why in second[:5]] == [""] * 5
+    assert all(length == 7 for length, *_ in second[:5])
+
+
+@pytest.mark.parametrize("rate, least", [(0.9, 1.9), (0.8, 1.4), (0.7, 1.1)])
+def test_what_pays_is_taken(rate, least):
+    """Catches an economy that saves itself to death: good drafts must bring what they can."""
+    world = World(rate=rate, noise=0.05)
+    _, taken, _ = world.run(1000)
+    assert 1000 / taken >= least
+
+
+def test_a_bad_draft_is_dropped_with_numbers_and_tried_again():
+    """Catches silence, a pause for ever, and trials that never get rarer."""
+    economy, taken, rounds = World(rate=0.1).run(3000)
+    assert taken <= 3000 + ALLOWANCE + REFILL * 3000
+    kinds = [event.kind for event in economy.events if event.kind != "length"]
+    assert kinds[:3] == ["paused", "resumed", "paused"]
+    first = next(event for event in economy.events if event.kind == "paused")
+    assert first.speedup < 1 and "does not pay" in first.reason and "plain steps" in first.reason
+    assert first.resume_at == first.committed + 64 and first.length == 0
+    pauses = [e.resume_at - e.committed for e in economy.events if e.kind == "paused"]
+    assert pauses == sorted(pauses) and pauses[-1] == 512
+    assert sum(1 for length, *_ in rounds if length) < 60
+
+
+def test_it_comes_back_when_drafting_pays_again():
+    """Catches a verdict that outlives its text: bad for 600 tokens, then good."""
+    economy, _, rounds = World(rate=lambda n: 0.05 if n < 600 else 0.9).run(2000)
+    assert economy.state == "drafting"
+    late = rounds[-40:]
+    assert sum(emitted for _, emitted, _ in late) / len(late) > 3
+
+
+def test_a_shorter_length_is_taken_where_it_pays_more():
+    """Catches lengths that only the user chooses: rows are dear, acceptance is that of a tiny pair."""
+    economy, taken, rounds = World(draft=0.3, row=0.15, rate=0.55, noise=0.02).run(1000, 15)
+    lengths = [length for length, *_ in rounds[len(rounds) // 2 :] if length]
+    assert economy.length == 3 and lengths.count(3) > 0.9 * len(lengths)
+    assert taken < 1000
+    cheap = World(draft=2.0, row=0.02, rate=0.9).run(1000, 15)[0]
+    assert cheap.length == 15
+
+
+def test_one_slow_round_is_the_machine_and_not_the_draft():
+    """Catches an account that is emptied by a process that ran for a moment."""
+    economy, _, rounds = World(rate=0.9, burst=0.03, seed=3).run(1000)
+    drafted = sum(1 for length, *_ in rounds if length)
+    assert drafted > 0.8 * len(rounds) and economy.state == "drafting"
+
+
+def test_a_machine_that_becomes_slow_is_no_reason_to_stop():
+    """Catches costs of today held against plain steps of yesterday: everything takes thrice as long
+    from the middle on."""
+    world = World(rate=0.9)
+    world.run(500)
+    world.cost, cost = (lambda length: 3 * cost(length)), world.cost
+    economy, _, rounds = world.run(1000)
+    late = [length for length, *_ in rounds[-50:]]
+    assert economy.state == "drafting" and late.count(0) < 10
+
+
+def test_what_feeding_costs_is_charged():
+    """Catches an account that sees drafting rounds only: a draft that is dear to feed leaves nothing
+    for trials."""
+    free = World(rate=0.1).run(3000)[0]
+    fed = World(rate=0.1, feed=0.05).run(3000)[0]
+    assert fed.pauses < free.pauses and fed.balance < 0.5
+
+
+def test_no_round_drafts_before_plain_ones_were_timed():
+    """Catches speed-ups against a guess."""
+    _, _, rounds = World().run(100)
+    assert [why for *_, why in rounds[:4]] == [MEASURE] * 4  # the first one is preparation
+
+
+@given(st.integers(1, 20), st.integers(0, 10**6))
+def test_the_budget_is_kept(budget, seed):
+    """Catches more drafts than the answer has room for."""
+    world = World(seed=seed)
+    world.run(300)
+    economy = Economy(world.costs, "simulated", 7)
+    length, _ = economy.choose(budget, 0, 0)
+    assert 0 <= length <= min(budget, 7)
