@@ -65,7 +65,7 @@ DEARER = {
 }
 for _kernel in ("span_chunks", "attention_prefill"):
     for _key in [key for key in DEARER if key[0] == "attention_chunks"]:
-        DEARER[_kernel, *_key[1:]] = DEARER[_key]
+        DEARER[(_kernel, *_key[1:])] = DEARER[_key]
 
 
 def ratios(counts):
