@@ -25,10 +25,10 @@ check: $(VENV)/installed-test  ## lint
 	$(BIN)/ruff check .
 
 cubin: $(VENV)/installed-cubin  ## compile and inspect every CUDA kernel for every architecture (no GPU, no toolkit)
-	$(BIN)/python scripts/build_cubins.py
+	$(BIN)/python -m scripts.build_cubins
 
 device-check:  ## check and measure a real card (needs CuPy; PYTHON=... runs another environment)
-	$(PYTHON) scripts/device_check.py
+	$(PYTHON) -m scripts.device_check
 
 bench: $(VENV)/installed-test  ## time kernels and rounds, judge them against the baseline
 	$(BIN)/python -m pip install --quiet -e '.[bench]'

@@ -1,8 +1,8 @@
 """Check and measure a real card in one go; `make device-check`.
 
-    python scripts/device_check.py                      # everything, under 8 minutes
-    python scripts/device_check.py --only twins --only products
-    python scripts/device_check.py --resume             # parts that the report lacks
+    python -m scripts.device_check                      # everything, under 8 minutes
+    python -m scripts.device_check --only twins --only products
+    python -m scripts.device_check --resume             # parts that the report lacks
 
 Needs a checkout with CuPy, its CUDA parts, Numba and NumPy; no network, no model files, and cudflash
 need not be installed. Writes
@@ -26,8 +26,7 @@ SECONDS = 460  # no part begins after this; what is left out is named in the rep
 
 
 def use_checkout():
-    """Import cudflash from this checkout, installed or not, and `scripts` and `tests` beside it."""
-    sys.path.insert(0, str(ROOT))
+    """Find cudflash in this checkout, installed or not; `-m` has put its root on the path."""
     if importlib.util.find_spec("cudflash.loader") is not None:
         return
     for name in ("loader", "raw_kernels"):  # pyproject.toml gives them this name when installing
@@ -84,10 +83,11 @@ def memory_check(limit_s=120):
     tool = shutil.which("compute-sanitizer")
     if tool is None:
         return {"skipped": "compute-sanitizer is not installed", "rows": [], "faults": []}
-    command = [tool, "--tool", "memcheck", "--error-exitcode", "9", sys.executable, __file__,
-               "--only", "twins", "--few", "--report", "/dev/null"]
+    command = [tool, "--tool", "memcheck", "--error-exitcode", "9", sys.executable, "-m",
+               "scripts.device_check", "--only", "twins", "--few", "--report", "/dev/null"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit_s)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit_s,
+                              cwd=ROOT)
     except subprocess.TimeoutExpired:
         return {"skipped": f"compute-sanitizer took over {limit_s} s", "rows": [], "faults": []}
     fault = [] if done.returncode == 0 else [f"compute-sanitizer: {done.stdout[-600:]}"]
