@@ -146,6 +146,9 @@ class Runtime:
         self.calls.note("streamCreateWithFlags")
         return self._new(self.streams)
 
+    def streamDestroy(self, stream):
+        del self.streams[stream]
+
     def streamSynchronize(self, stream):
         self.calls.note("streamSynchronize")
 
@@ -219,6 +222,14 @@ class LowDriver:
         handle = next(self._runtime._handles)
         self._modules[handle] = _module(stem, text, tuple(defines), self._mode)
         return handle
+
+    def moduleUnload(self, module):
+        del self._modules[module]
+
+    @property
+    def n_modules(self):
+        """Modules loaded."""
+        return len(self._modules)
 
     def moduleGetFunction(self, module, name):
         handle = next(self._runtime._handles)

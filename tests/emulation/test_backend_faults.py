@@ -29,7 +29,8 @@ def nothing_left(device):
     gc.collect()
     runtime = device.runtime
     return (device.used, len(runtime.executables), len(runtime.graphs), len(runtime.events),
-            runtime.capturing) == (0, 0, 0, 0, None)
+            len(runtime.streams), runtime.n_pinned, device.driver.n_modules,
+            runtime.capturing) == (0, 0, 0, 0, 0, 0, 0, None)
 
 
 @pytest.fixture(scope="module")

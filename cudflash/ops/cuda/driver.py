@@ -47,6 +47,7 @@ class Driver:
         self._seen = threading.local()
         self.n_launches = self.n_graph_launches = self.n_copies_in = self.n_copies_out = 0
         self._modules, self._functions = {}, {}
+        self.stream = self.upload_stream = self._landing = None
         self._lock = threading.Lock()
         with self._translated("be opened"):
             self._enter()
@@ -62,6 +63,18 @@ class Driver:
             self.upload_stream = self._runtime.streamCreateWithFlags(
                 self._runtime.streamNonBlocking)
             self._landing, self._landing_array = self.pinned(_LANDING_BYTES)
+
+    def __del__(self):
+        """Give modules, streams and page-locked memory back; memory in use keeps the driver alive."""
+        with contextlib.suppress(Exception):
+            self._enter()
+            for module in self._modules.values():
+                self._driver.moduleUnload(module)
+            for stream in (self.stream, self.upload_stream):
+                if stream is not None:
+                    self._runtime.streamDestroy(stream)
+            if self._landing is not None:
+                self._runtime.freeHost(self._landing)
 
     # -- memory ---------------------------------------------------------------------------------
 
