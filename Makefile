@@ -30,8 +30,7 @@ cubin: $(VENV)/installed-cubin  ## compile and inspect every CUDA kernel for eve
 device-check:  ## check and measure a real card (needs CuPy; PYTHON=... runs another environment)
 	$(PYTHON) -m scripts.device_check
 
-bench: $(VENV)/installed-test  ## time kernels and rounds, judge them against the baseline
-	$(BIN)/python -m pip install --quiet -e '.[bench]'
+bench: $(VENV)/installed-bench  ## time kernels and rounds, judge them against the baseline
 	$(BIN)/python -m pytest tests/benchmarks -o python_files='bench_*.py' \
 		-o python_functions='bench_*' -p no:xdist -q --benchmark-json=.benchmarks.json
 	$(BIN)/python scripts/bench_regression.py .benchmarks.json
@@ -56,10 +55,6 @@ $(VENV)/installed: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e .
 	touch $@
 
-$(VENV)/installed-test: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet -e '.[test]'
-	touch $@ $(VENV)/installed
-
-$(VENV)/installed-cubin: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet -e '.[cubin]'
+$(VENV)/installed-%: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e '.[$*]'
 	touch $@ $(VENV)/installed
