@@ -30,7 +30,9 @@ _PUBLIC = {
     "Mt19937": "cudflash.sampling.mt19937",
     "CudflashError": "cudflash.errors",
 }
-_MODULES = ("drafters", "errors", "events", "plan", "quant", "sampling", "verify")
+_MODULES = (
+    "drafters", "errors", "events", "plan", "quant", "recording", "sampling", "tui", "verify",
+)  # fmt: skip
 
 __all__ = ["__version__"]
 __all__ += list(_PUBLIC)

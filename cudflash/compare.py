@@ -119,7 +119,9 @@ def variables(side):
     record, group, lane = side.record, side.group, side.lane
     settings, sampling = record["settings"], record["settings"]["sampling"]
     drafted = lane["drafter"] != PLAIN
-    draft = group["draft"] if drafted and not lane["scripted"] else None
+    draft = group["draft"]
+    if draft is not None and draft["kind"] != lane["drafter"]:
+        draft = None
     greedy = sampling["temperature"] <= 0
     versions = record["versions"]
     found = {

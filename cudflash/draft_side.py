@@ -54,6 +54,10 @@ class DraftSide:
         """Run one draft pass on a context of its own: see ``Engine.draft_block``."""
         return draft_block(self._ops, self.model, self.work, tap_rows, anchor)
 
+    def file_windows(self):
+        """The window of each layer as the file states it, None for a layer that sees everything."""
+        return self._pair.stated["windows"]
+
     def file_weights(self):
         """The weights as the file has them, on its memory map."""
         return self._pair.draft.weights

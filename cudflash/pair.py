@@ -20,7 +20,7 @@ class Pair:
     gguf: object  # GGUFFile of the target
     target: object  # loader.bind.Target
     draft: object = None  # loader.draft_bind.Draft, bound to the target
-    stated: dict = field(default_factory=dict)  # what the draft's file says: window
+    stated: dict = field(default_factory=dict)  # what the draft's file says: window, windows per layer
     files: object = None  # LoadedFiles of the target
     draft_files: object = None  # LoadedFiles of the draft, None without
 
@@ -79,11 +79,12 @@ def open_pair(target, draft=None, *, draft_window=None, draft_sink=None):
     from cudflash.loader.draft_bind import bind_draft, open_draft
 
     opened = open_draft(draft, window=draft_window, sink=draft_sink)
-    stated = opened.config.window
+    stated = opened.config
     if draft_window is not None:
-        stated = open_draft(draft).config.window
+        stated = open_draft(draft).config
     fitting = bind_draft(opened, bound.config)
-    return Pair(gguf, bound, fitting, {"window": stated}, files, LoadedFiles(opened.files))
+    said = {"window": stated.window, "windows": tuple(la.window for la in stated.layers)}
+    return Pair(gguf, bound, fitting, said, files, LoadedFiles(opened.files))
 
 
 def describe_draft(pair, digest, full_block):

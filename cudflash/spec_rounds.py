@@ -27,7 +27,7 @@ from cudflash.spec.diagnosis import (
     zero_acceptance,
 )
 from cudflash.spec.economy import ECONOMY, MEASURE, Economy
-from cudflash.spec.gate import AUTO, OPEN, AcceptanceGate
+from cudflash.spec.gate import AUTO, OPEN, AcceptanceGate, GateStatus
 from cudflash.spec.round import RoundState
 from cudflash.spec.stats import SpecStats
 from cudflash.spec.transaction import Transaction
@@ -106,8 +106,12 @@ class SpecRounds(Rounds):
             runner, drafter, None if chooser.on_device else chooser.chain
         )
         self._state = None
+        self._can_keep = 0  # rows of pauses, until they have to be handed over
         self._kept = []  # committed tokens whose rows the drafter has yet to see
         self._keeps = False  # the open block's row is to be kept back
+        self._resting = None  # choice and time of a round that is made without block and drafts
+        self._idle_gate = None  # its sample, while a pause lasts
+        self._held = None  # what the draft remembered when last asked
         self._events = []
         self._told_fault = False
         self._told_zero = False
@@ -123,12 +127,13 @@ class SpecRounds(Rounds):
         target to evaluate them again.
         """
         self._runner.set_taps(self._drafter.taps)
+        self._can_keep = self._runner.n_keepable_taps
         kept, lost = wanted, ""
         while True:
             held = self._runner.cache.keepable(kept)
             if held < kept:
                 kept, lost = held, "a sliding layer"
-            drafted = self._drafter.rewind(kept)
+            drafted = self._drafter.rewind(kept, self._runner.tokens)
             if self._drafter.fault is not None or drafted == kept:
                 break
             if not self._drafter.taps:
@@ -173,6 +178,8 @@ class SpecRounds(Rounds):
     def next(self, room):
         """Draft, evaluate, decide; the block stays open."""
         state = self._state
+        if state.rests():
+            return [self._rest()]
         self._transaction.begin()
         block = state.plan_block(room, self._runner.tokens)
         if not self._evaluate(block):
@@ -183,12 +190,44 @@ class SpecRounds(Rounds):
             block = state.plain_block()
             self._runner.step(block.tokens)
             self._chooser.read(self._runner.cache.length, 1)
-        self._keeps = block.skipped in PAUSES and self._runner.n_keepable_taps > 0
+        self._keeps = block.skipped in PAUSES and self._can_keep > 0
         if not self._keeps:
             self._hand_over()  # earlier rows first
         state.observe(self._runner.tap_rows(len(block.tokens)), not self._keeps)
         decision = state.decide(self._chooser.rows())
         return [self._chooser.made(token, row) for row, token in enumerate(decision.tokens)]
+
+    def _rest(self):
+        """A round of a pause: nothing but what plain decoding does, because it must not cost more."""
+        started = time.perf_counter()
+        self._runner.step((self._state.anchor,))
+        self._chooser.read(self._runner.cache.length)
+        choice = self._chooser.choose()
+        self._resting = choice, 1e3 * (time.perf_counter() - started)
+        return choice
+
+    def _settle_rest(self):
+        (choice, ms), self._resting = self._resting, None
+        anchor = self._state.anchor
+        self._runner.commit(1)
+        started = time.perf_counter()
+        if self._can_keep:
+            self._keep_back(anchor)
+        else:
+            self._drafter.observe((anchor,), self._runner.tap_rows(1))
+            self._drafter.commit(1)
+        record = self._state.settle_plain(
+            choice.token, ms, 1e3 * (time.perf_counter() - started)
+        )
+        self._meter.add(ms)
+        gate = self._state.gate
+        if self._idle_gate is None:  # it does not change in a pause
+            self._idle_gate = gate.sample()
+        accepted, proposals, rounds = self._idle_gate
+        status = GateStatus(
+            gate.state, accepted, proposals, rounds, gate.warmup_left, self._state.committed, None
+        )
+        self._events.append(RoundFinished(record, status, self._held))
 
     def _evaluate(self, block):
         """Whether all logits of the block are finite."""
@@ -198,6 +237,10 @@ class SpecRounds(Rounds):
 
     def settle(self, kept):
         """Commit the rows of the first ``kept`` tokens but the last, and the anchor's."""
+        if self._resting is not None:
+            self._settle_rest()
+            return
+        self._idle_gate = None
         anchor = self._state.anchor
         self._transaction.commit(kept, observed=not self._keeps)
         if self._keeps:
@@ -215,8 +258,13 @@ class SpecRounds(Rounds):
     def _keep_back(self, token):
         self._runner.keep_taps(len(self._kept))
         self._kept.append(token)
-        if len(self._kept) == self._runner.n_keepable_taps:
-            self._hand_over()
+        room = self._can_keep
+        if len(self._kept) == room:  # the older half; the newer one is sure to follow
+            half, left = room // 2, room - room // 2
+            older, self._kept = self._kept[:half], self._kept[half:]
+            self._drafter.observe(older, self._runner.kept_taps(half), left)
+            self._drafter.commit(half)
+            self._runner.drop_kept(half, left)
 
     def bring_up(self):
         """Show the drafter every committed row, also those that were kept back."""
@@ -231,6 +279,7 @@ class SpecRounds(Rounds):
 
     def abandon(self):
         """Drop an open block."""
+        self._resting = None
         self._transaction.rollback()
         self._runner.rollback()
         if self._state is not None:
@@ -284,7 +333,8 @@ class SpecRounds(Rounds):
 
     def context(self):
         """Return the HeldRows of the draft's context; None where a drafter has none to tell of."""
-        return self._drafter.held()
+        self._held = self._drafter.held()
+        return self._held
 
     def _note_fault(self):
         if self._drafter.fault is not None and not self._told_fault:

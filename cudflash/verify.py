@@ -14,6 +14,7 @@ from cudflash.errors import UsageError
 from cudflash.events import RoundFinished
 from cudflash.probe import probe
 from cudflash.prompts import prompt_ids
+from cudflash.reach_check import check_reach
 from cudflash.sampling import Distribution, Mt19937, SamplingConfig
 from cudflash.spec.acceptance import RATIO, ratio
 from cudflash.spec.diagnosis import MIN_ECHOES, seed_echo_score
@@ -21,6 +22,7 @@ from cudflash.spec.proposals import POINT_MASS, Proposal, ProposalDistribution
 from cudflash.spec.verify_length import legal_lengths
 
 MAX_TOKENS = 64
+CHEAP_MS = 250.0  # a plain answer that takes less is repeated with every scripted drafter
 TEMPERATURE, SEED = 0.8, 20250813
 QUALIFY_TOKENS = 256
 RULE_STEPS = 20_000
@@ -125,7 +127,8 @@ class Verifier:
         ----------
         prompts : sequence of str, token ids or messages
         scripted : bool
-            Also with the scripted drafters, on the first prompt.
+            Also with the scripted drafters: on the first prompt, and on all others where plain
+            answers take little time.
 
         Returns
         -------
@@ -139,10 +142,15 @@ class Verifier:
                     texts.append((prompt, plain.tokens))
                 if self.engine.draft is not None:
                     checks += self._draft_checks(index, prompt, sampling, plain)
-                if scripted and index == 0:
+                if scripted and (index == 0 or plain.stats["decode_ms"] < CHEAP_MS):
                     checks += self._scripted_checks(index, prompt, sampling, plain)
         checks += [self._tell(check) for check in rule_checks(self._seed)]
-        found = None if self.engine.draft is None else probe(self.engine, texts)
+        found = None
+        if self.engine.draft is not None:
+            found = probe(self.engine, texts)
+            reach = check_reach(self.engine)
+            if reach is not None:
+                self._findings[reach.name] = reach.to_dict()
         return self._report(checks, found)
 
     def qualify(self, prompt, floor=0.0, verify_length=None):

@@ -7,7 +7,8 @@
 A block begins with ``<!-- table VIEW RECORD -->`` and ends with ``<!-- end -->``. Views: ``cpu``
 (``bench_cpu.py``), ``cpu-brief`` (its ratios), ``spec`` (``bench_spec.py``), ``bench`` (the main
 tables of a ``cudflash bench`` record), ``bench-brief`` (speed-up and acceptance length by set),
-``bench-positions``, ``bench-verify``, ``peer`` (``bench_peer.py``). A record is the JSON line that a
+``bench-positions``, ``bench-verify``, ``peer`` (``bench_peer.py``), ``monitor``
+(``bench_monitor.py``). A record is the JSON line that a
 script prints last, or the file of ``bench --record``; ``--take`` cuts the line out of an output.
 """
 
@@ -171,9 +172,24 @@ def peer(record):
     return f"{_facts(record)}\n\n{report.table(header, lines)}{absent}"
 
 
+def monitor(record):
+    """What watching costs, of a ``bench_monitor.py`` record."""
+    lines = []
+    for lane, views in record["results"].items():
+        base = [tps for tps, _ in views["none"]]
+        for name, results in views.items():
+            ratio = Spread.of(tps / other for (tps, _), other in zip(results, base))
+            inside = Spread.of(100 * share for _, share in results)
+            lines.append([lane, name, Spread.of(tps for tps, _ in results).text(1), ratio.text(3),
+                          inside.text(2)])  # fmt: skip
+    header = ["decoding", "view", "tokens/s", "ratio to none", "inside, %"]
+    return f"{record['model']}. {_facts(record)}\n\n{report.table(header, lines)}"
+
+
 VIEWS = {
     "cpu": cpu, "cpu-brief": cpu_brief, "spec": spec, "bench": bench, "bench-brief": bench_brief,
     "bench-positions": bench_positions, "bench-verify": bench_verify, "peer": peer,
+    "monitor": monitor,
 }  # fmt: skip
 
 

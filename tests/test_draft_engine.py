@@ -180,6 +180,27 @@ def test_answer_without_drafting_in_between_is_caught_up():
     assert running.result().speculation["trace"] == cold.speculation["trace"]
 
 
+@pytest.mark.parametrize("between", ["plain", "scripted"])
+def test_other_prompt_without_the_draft_in_between_is_noticed(between):
+    """A draft context that holds another prompt's rows: right answers, bad proposals, no error.
+
+    The answer in between shares no token with the first prompt, and the third one continues it.
+    """
+    one = draft_engine("v2-muse-full")
+    session = one.session()
+    first, other = list(range(10, 60)), list(range(100, 150))
+    session.generate(first, max_tokens=8, sampling=GREEDY, speculative="on").result()
+    options = {"speculative": "off"} if between == "plain" else {
+        "speculative": "on", "drafter": Oracle((1, 2, 3))}  # fmt: skip
+    session.generate(other, max_tokens=8, sampling=GREEDY, **options).result()
+    for longer in ([*other, 7, 8, 9], [*other, 7, 8]):
+        got = session.generate(longer, max_tokens=8, sampling=GREEDY, speculative="on").result()
+        assert session.check_draft_context() is None
+        cold = one.generate(longer, max_tokens=8, sampling=GREEDY, speculative="on")
+        assert got.speculation["trace"] == cold.speculation["trace"]
+    assert got.usage.cached_tokens == len(longer) - 1  # what both hold is still reused
+
+
 def test_fifty_requests_in_one_session_equal_cold_ones(monkeypatch):
     """Catches a draft position that is not reset, shorter prompts after longer ones."""
     one = draft_engine("v1-muse-swa")

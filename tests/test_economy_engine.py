@@ -71,6 +71,7 @@ def test_no_decision_changes_a_token(name, sampling, monkeypatch):
     monkeypatch.setattr("cudflash.spec.economy.LONGEST_PAUSE", 40)
     monkeypatch.setattr("cudflash.spec.economy.DOUBT", 0.0)
     monkeypatch.setattr("cudflash.spec.economy.ALLOWANCE", 1e9)
+    monkeypatch.setattr("cudflash.spec.economy.MOST_DEBT", 0.0)
     monkeypatch.setattr("cudflash.spec.gate.FLOOR", 0.0)  # these drafts were never trained
     options = {"max_tokens": 260, "ignore_eos": True}
     plain = plain_answer(one, PROMPT, sampling, **options)

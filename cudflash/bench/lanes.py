@@ -4,7 +4,9 @@ Owns how a drafter is named and which verify lengths it is run with. Must not kn
 timed. Invariant: every drafted lane has the plain lane of the same engine beside it.
 
 A drafter is named by its kind. Kinds that come from a file (``dflash``, ``dflash2``, and what later
-versions load) are found among the drafts that were given; the scripted ones need none:
+versions load) are found among the drafts that were given. ``mtp`` is the block that some targets
+bring in their own file: it drafts step by step, so it can have any length up to 15. The scripted
+ones need no file:
 
 ========== =================================================
 oracle     proposes the plain answer: the ceiling of verification
@@ -20,6 +22,7 @@ from cudflash.drafters import AlwaysWrong, KeepK, Oracle, Random
 from cudflash.errors import UsageError
 from cudflash.spec.acceptance import MATCH, RULES
 from cudflash.spec.verify_length import (
+    LEGAL,
     check_verify_length,
     default_verify_length,
     legal_lengths,
@@ -28,6 +31,7 @@ from cudflash.spec.verify_length import (
 PLAIN = "plain"
 ON, AUTO = "on", "auto"  # modes of a drafted lane
 SCRIPTED = ("oracle", "wrong", "keep-K", "random")
+MTP, MTP_LENGTH = "mtp", 3  # and its length where none is asked for
 RANDOM_SEED = 5  # of the random drafter; any will do, it must only stay
 
 
@@ -87,7 +91,12 @@ def is_scripted(name):
     return name in ("oracle", "wrong", "random") or (kept != name and kept.isdecimal())
 
 
-def choose_lanes(names, kinds, lengths, rules, blocks, modes=(ON,)):
+def covering(length):
+    """Return the shortest legal verify length that has room for so many proposals."""
+    return min(n for n in LEGAL if n >= length)
+
+
+def choose_lanes(names, kinds, lengths, rules, blocks, modes=(ON,), has_mtp=False):
     """Return lanes by engine: kind of its draft (None without one) -> drafted lanes.
 
     Parameters
@@ -102,6 +111,8 @@ def choose_lanes(names, kinds, lengths, rules, blocks, modes=(ON,)):
     blocks : dict
         Kind -> block size of the draft.
     modes : sequence of {"on", "auto"}
+    has_mtp : bool
+        Whether the target's file has an MTP block.
 
     Returns
     -------
@@ -120,8 +131,14 @@ def choose_lanes(names, kinds, lengths, rules, blocks, modes=(ON,)):
             raise UsageError(f"speculative is {mode!r}, expected on or auto")
     groups = {kind: [] for kind in kinds if not names or kind in names}
     scripted = [name for name in names if is_scripted(name)]
+    own = [name for name in names if name == MTP and has_mtp]
     for name in names:
-        if name not in kinds and name not in scripted:
+        if name not in (*kinds, *scripted, *own):
+            if name == MTP:
+                raise UsageError(
+                    "the drafter 'mtp' is not there: the model's file has no MTP block; pass a model "
+                    "that was converted with it, or a draft"
+                )
             have = ", ".join(kinds) or "none"
             raise UsageError(
                 f"the drafter {name!r} is not there: the drafts given are {have}, the scripted ones "
@@ -130,10 +147,13 @@ def choose_lanes(names, kinds, lengths, rules, blocks, modes=(ON,)):
     if not groups:
         groups = {None: []}
     wanted = [(kind, kind) for kind in groups if kind is not None]
-    wanted += [(next(iter(groups)), name) for name in scripted]  # on the first engine
-    _check_lengths(lengths, [blocks.get(name) for _, name in wanted])
+    wanted += [(next(iter(groups)), name) for name in (*own, *scripted)]  # on the first engine
+    legal = [_legal(name, blocks.get(name)) for _, name in wanted]
+    for length in lengths:  # one that only some of the drafters can have is fine
+        if not any(length in some for some in legal):
+            check_verify_length(length, blocks.get(wanted[0][1]) if wanted else None)
     for kind, name in wanted:
-        length_of = _lengths(lengths, blocks.get(name))
+        length_of = _lengths(lengths, name, blocks.get(name))
         groups[kind] += [
             Lane(name, length, rule, name in scripted, mode)
             for length in length_of for rule in rules for mode in modes
@@ -145,14 +165,12 @@ def choose_lanes(names, kinds, lengths, rules, blocks, modes=(ON,)):
     return groups
 
 
-def _check_lengths(lengths, blocks):
-    """Refuse a length that no drafter of the run can have; one that some can have is fine."""
-    for length in lengths:
-        if not any(length in legal_lengths(block) for block in blocks):
-            check_verify_length(length, blocks[0] if blocks else None)
+def _legal(name, block):
+    return range(1, LEGAL[-1] + 1) if name == MTP else legal_lengths(block)
 
 
-def _lengths(lengths, block):
+def _lengths(lengths, name, block):
     """The lengths asked for that a drafter can have, or its default one."""
-    legal = legal_lengths(block)
-    return [n for n in lengths if n in legal] if lengths else [default_verify_length(block)]
+    if not lengths:
+        return [MTP_LENGTH if name == MTP else default_verify_length(block)]
+    return [n for n in lengths if n in _legal(name, block)]

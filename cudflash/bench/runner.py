@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cudflash.bench.lanes import PLAIN, Lane, make_scripted
+from cudflash.bench.lanes import MTP, PLAIN, Lane, covering, make_scripted
 from cudflash.bench.prompts import loops
 from cudflash.bench.statistics import COUNTS, LISTS, TIMES
 from cudflash.sampling import SamplingConfig
@@ -73,18 +73,24 @@ class Group:
     def __init__(self, engine, name, lanes):
         self.engine, self.name = engine, name
         self.lanes = (Lane(PLAIN), *lanes)
-        self._sessions = {}
+        self._sessions, self._drafters = {}, {}
 
     def session(self, lane):
-        """The conversation of plain or of drafted answers.
+        """The conversation of plain or of drafted answers; of each lane of an MTP block.
 
         Kept over the prompts, so that passes are recorded once and a common beginning (the filler)
         is evaluated once; an answer has the bits of a fresh conversation.
         """
-        key = lane.drafter == PLAIN
+        key = lane.name if lane.drafter in (PLAIN, MTP) else None
         if key not in self._sessions:
             self._sessions[key] = self.engine.session()
         return self._sessions[key]
+
+    def mtp_drafter(self, lane):
+        """The drafter of the target's own MTP block; it belongs to the lane's conversation."""
+        if lane.name not in self._drafters:
+            self._drafters[lane.name] = self.engine.mtp_drafter(lane.verify_length)
+        return self._drafters[lane.name]
 
     def to_dict(self):
         """Everything in effect, for the record."""
@@ -193,6 +199,9 @@ class Bench:
             }  # fmt: skip
             if lane.scripted:
                 options["drafter"] = make_scripted(lane.drafter, plain)
+            elif lane.drafter == MTP:
+                options["drafter"] = group.mtp_drafter(lane)
+                options["verify_length"] = covering(lane.verify_length)
         return group.session(lane).generate(
             list(ids), max_tokens=n_tokens or settings.n_tokens, sampling=settings.sampling,
             seed=settings.seed, ignore_eos=ignore_eos, **options,

@@ -63,7 +63,8 @@ prompt_options = options(
 
 lane_options = options(
     _many("--drafters", help="Drafters, with commas: kinds of the drafts given (dflash, dflash2), "
-          "or scripted ones: oracle, wrong, keep-K, random. Default: the drafts given."),
+          "mtp of the model's own file, or scripted ones: oracle, wrong, keep-K, random. Default: the "
+          "drafts given."),
     _many("--k", "--verify-length", "--verify-lengths", "--draft-max", "lengths",
           callback=_numbers, help="Verify lengths, with commas. Default: 7."),
     _many("--accept", "rules", help="Acceptance rules, with commas: match, ratio. Default: match."),
@@ -191,7 +192,7 @@ def _prepare(output, files, params):
     blocks = {kind: config.block_size for kind, (_, config) in drafts.items()}
     groups = choose_lanes(
         params["drafters"], list(drafts), params["lengths"], params["rules"] or ["match"], blocks,
-        params["modes"] or ["on"],
+        params["modes"] or ["on"], getattr(pair.target.weights, "mtp", None) is not None,
     )  # fmt: skip
     sets = []
     if params["prompt_file"] is None or params["sets"]:

@@ -169,9 +169,9 @@ class _Demo:
         answers, times = [shown], {"plain": [], "drafted": []}
         for repeat in range(repeats):
             turns = [("plain", off), ("drafted", self._drafted)]
-            for kind, options in turns if repeat % 2 else turns[::-1]:
+            for kind, how in turns if repeat % 2 else turns[::-1]:
                 self._output.progress(f"answer {repeat + 1} of {repeats}, {kind}")
-                result, interrupted = self._answer(options, watch=_Unwatched())
+                result, interrupted = self._answer(how, watch=_Unwatched())
                 if interrupted:
                     return None
                 answers.append(result)

@@ -13,7 +13,7 @@ from cudflash.model.buffers import Allocator
 from cudflash.model.cache import TargetCache
 from cudflash.model.transformer import ALL, LAST, NONE, Pass, selected_rows, tap_buffer
 
-KEPT_TAPS = 32  # rows of taps that can be kept for later
+KEPT_TAPS = 240  # rows of taps that can be kept for later
 MAX_GRAPHS = 48  # recorded passes kept; prefill remainders come in many lengths
 
 
@@ -100,14 +100,19 @@ class Runner:
             Below ``n_keepable_taps``.
         """
         buffer = self._tap_buffers[len(self._taps)]
-        flat = buffer.reshape(len(buffer), -1)
         at = self._work.logit_rows + slot
-        self._ops.copy(flat[at : at + 1], flat[:1])
+        # by way of the host: quicker than an op outside a recorded pass
+        self._ops.copy_in(buffer[at], self._ops.download(buffer[0]))
 
     def kept_taps(self, n_rows):
         """Buffer (n_rows, n_taps, hidden_dim) of the rows kept in the first places."""
         first = self._work.logit_rows
         return self._tap_buffers[len(self._taps)][first : first + n_rows]
+
+    def drop_kept(self, n_rows, left):
+        """Move the ``left`` rows after the first ``n_rows`` kept ones to their places."""
+        later = self._ops.download(self.kept_taps(n_rows + left)[n_rows:])
+        self._ops.copy_in(self.kept_taps(left), later)
 
     # -- passes ---------------------------------------------------------------------------------
 

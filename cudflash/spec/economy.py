@@ -8,9 +8,9 @@ Times are counted in plain steps: p, the median of the newest plain rounds. A ro
 tokens, takes c milliseconds and emits e tokens loses c / p - e steps (gains, where that is
 negative). What is estimated:
 
-* cost(n): median of the newest rounds that drafted n; of a length never tried, the cost of the next
-  shorter one times the rows (no pass costs more per row than a shorter one), ``UNTRIED`` steps if
-  there is none;
+* cost(n): median of the newest rounds that drafted n, without the first of an answer, in which
+  passes are recorded; of a length never tried, the cost of the next shorter one times the rows (no
+  pass costs more per row than a shorter one), ``UNTRIED`` steps if there is none;
 * gain(n): tokens that a round emits, 1 + the sum over k <= n of the product of the acceptance rates
   of positions 1 to k. Rates are those of late: each round counts ``KEPT`` times as much as the next
   one. Rounds of one length tell the gains of all shorter ones, because drafts are verified from the
@@ -19,16 +19,19 @@ negative). What is estimated:
 
 The length with the best speed-up is drafted. When that is below 1 by more than chance explains
 (``DOUBT`` over the root of the rounds that count), drafting pauses for 64 tokens, twice as many at
-each further pause, up to 512, and is tried again.
+each further pause, up to 512, and is tried again. The shortest length is tried first, a longer one
+only if it could pay at the cost of a shorter one.
 
 **The bound.** An account of plain steps begins at ``ALLOWANCE``, never holds more, gets ``REFILL``
 per emitted token and pays each loss (what feeding a draft that does not draft costs is a loss, too).
 A round drafts only if the account holds what it loses in the worst case, cost(n) / p - 1: all drafts
 rejected. So over any T tokens the losses are at most ALLOWANCE + REFILL x T + one error of cost(n):
-for 1,000 tokens 16 + 15 = 31 steps, 3.1 %, however bad the draft is and however often the text
-changes. The rest to 5 % is for what is not seen here: capturing layers, errors of p, and the first
-pass of each shape, which is recorded. Times far above the median (``OUTLIER``) are the machine's
-doing and count as that far above it.
+for 1,000 tokens 12 + 15 = 27 steps, 2.7 %, however bad the draft is and however often the text
+changes. What the first round of a length takes beyond that is a debt: it does not stop a draft that
+pays, but after a pause drafting is tried again only when it is paid off, too, at the same ``REFILL``,
+so a draft that never pays costs ALLOWANCE and its preparations, or 2.7 %, whichever is more. The
+rest to 5 % is for what is not seen here: capturing layers, and errors of p. Times far above the
+median (``OUTLIER``) are the machine's doing and count as that far above it.
 
 Under the ``ratio`` rule tokens depend on what was drafted, so there the economy stays out of it:
 the same seed gives the same tokens.
@@ -41,9 +44,10 @@ from statistics import median
 from cudflash.spec.gate import FIRST_PAUSE, LONGEST_PAUSE
 from cudflash.spec.verify_length import LEGAL
 
-ALLOWANCE = 16.0  # plain steps
+ALLOWANCE = 12.0  # plain steps
 REFILL = 0.015  # plain steps per emitted token
-UNTRIED = 8.0  # plain steps that a round of the shortest length takes at most, before it is measured
+UNTRIED = 4.0  # plain steps that a round of the shortest length is taken for, before it is measured
+MOST_DEBT = 100.0  # plain steps: beyond, it is the machine's doing
 KEPT = 0.97  # weight of a round against the next one: about the last 33 rounds count
 DOUBT = 0.4  # relative spread of what a round emits: 0.3 to 0.6 for drafts that are worth a thought
 PRIOR = 2.0  # rounds by which a position counts as the one before it, until it is known better
@@ -52,6 +56,7 @@ MIN_ROUNDS = 5  # rounds that drafted before anything is concluded
 MIN_PLAIN = 3  # plain rounds before drafting is compared with them
 MIN_TIMED = 2  # rounds of a length before its cost counts as measured
 REFRESH_ROUNDS = 48  # drafting rounds after which a plain one is made, to see what it costs now
+REST_ROUNDS = 16  # rounds of a pause after which the account is brought up to date
 OUTLIER = 2.0  # times the median
 SWITCH = 1.05  # another length is taken if it is that much faster
 
@@ -60,22 +65,21 @@ ECONOMY, MEASURE = "economy", "measure"  # why a round drafts nothing
 
 
 class Meter:
-    """Median of the newest times; the very first is kept apart, it may contain preparations."""
+    """Median of the newest times."""
 
-    def __init__(self, size=9, skip=1):
+    def __init__(self, size=9, skip=0):
         self._ms = deque(maxlen=size)
-        self._left = skip
-        self.first = None
+        self._left = skip  # first ones that do not count: they may contain preparations
 
     def add(self, ms):
         """Take a time in milliseconds."""
         if self._left:
-            self._left, self.first = self._left - 1, ms
+            self._left -= 1
         else:
             self._ms.append(ms)
 
     def clear(self):
-        """Forget all times but the first."""
+        """Forget all times."""
         self._ms.clear()
 
     @property
@@ -98,7 +102,7 @@ class RoundCosts:
     """
 
     def __init__(self):
-        self.plain = Meter()
+        self.plain = Meter(skip=1)
         self._drafting = {}
         self._best = {}
 
@@ -145,7 +149,7 @@ class Economy:
     state : {"drafting", "paused"}
     length : int
         Drafted per round while drafting.
-    balance : float
+    balance, debt : float
         Of the account, plain steps.
     events : list of EconomyEvent
     """
@@ -156,7 +160,8 @@ class Economy:
         best = costs.best(drafter)
         self.length = best if best in self.lengths else self.lengths[-1]
         self.state, self.resume_at = DRAFTING, None
-        self.balance = ALLOWANCE
+        self.balance, self.debt = ALLOWANCE, 0.0
+        self._prepared = set()  # lengths drafted in this answer: their passes are recorded
         self.events, self.pauses, self.switches = [], 0, 0
         self._weight = 0.0  # rounds that count
         self._tested = [0.0] * self.lengths[-1]  # per position, weighted
@@ -164,6 +169,7 @@ class Economy:
         self._rounds = 0  # that drafted, since the start or the last pause
         self._since_plain = 0
         self._since_switch = 0
+        self._rested, self._feed_ms = 0, 0.0  # plain rounds of a pause that are not paid for yet
         self._checked = False  # p was measured since the rounds began that speak against drafting
 
     # -- one round ----------------------------------------------------------------------------
@@ -188,7 +194,7 @@ class Economy:
             return 0, ECONOMY
         if self._rounds >= MIN_ROUNDS and not self._review(round_index, committed):
             return 0, MEASURE if self.state == DRAFTING else ECONOMY
-        length = min(self._untried() or self.length, budget)
+        length = min(self._next_length(), budget)
         if self._worst(length) > self.balance:
             fitting = [n for n in self.lengths if n < length and self._worst(n) <= self.balance]
             if not fitting:
@@ -219,13 +225,32 @@ class Economy:
             return
         self._since_plain += 1
         self._since_switch += 1
+        first = drafted not in self._prepared
         if plain.ms is not None:  # another answer on the engine may be measuring it anew
-            expected = self._cost(drafted)
-            self._pay(min(ms, OUTLIER * expected) / plain.ms - emitted - REFILL * emitted)
-        if drafted in self.lengths:
+            most = self._cost(drafted) * (1.0 if first else OUTLIER)
+            self._pay(min(ms, most) / plain.ms - emitted - REFILL * emitted)
+            if first:
+                self.debt += min(max(0.0, ms - most) / plain.ms, MOST_DEBT)
+        self._prepared.add(drafted)
+        if drafted in self.lengths and not first:
             self._costs.meter(self._drafter, drafted).add(ms)
         if not ended:
             self._see(drafted, accepted)
+
+    def rest(self, ms, feed_ms):
+        """Take note of a plain round of a pause; little work, because it is done for every token."""
+        self._costs.plain.add(ms)
+        self._rested += 1
+        self._feed_ms += feed_ms
+        if self._rested == REST_ROUNDS:
+            plain = self._costs.plain.ms
+            if plain is not None:
+                self._pay(min(self._feed_ms / plain, REST_ROUNDS) - REFILL * REST_ROUNDS)
+            self._since_plain, self._rested, self._feed_ms = 0, 0, 0.0
+
+    def rests(self, committed):
+        """Whether the next round is surely a plain one of a pause."""
+        return self.state == PAUSED and committed < self.resume_at
 
     def restart(self):
         """Drafting was stopped and begins anew: what was seen before counts little."""
@@ -285,8 +310,8 @@ class Economy:
         plain = self._costs.plain.ms
         for known in self.lengths:  # the next longer one stands for a length that is none of these
             meter = self._costs.meter(self._drafter, known)
-            if known >= length and (meter.ms or meter.first):
-                return meter.ms or meter.first
+            if known >= length and meter.count:
+                return meter.ms
         shorter = [n for n in self.lengths if n < length]
         if not shorter:
             return UNTRIED * plain
@@ -300,12 +325,30 @@ class Economy:
         return self._costs.meter(self._drafter, length).count < MIN_TIMED
 
     def _untried(self):
-        """The shortest length whose cost is not known, None when all are."""
-        return next((n for n in self.lengths if self._is_untried(n)), None)
+        """A length whose cost is not known and that might pay, None for none."""
+        shorter = None
+        for length in self.lengths:
+            if self._is_untried(length):
+                if shorter is None:
+                    return length
+                best = self.gain(length) * self._costs.plain.ms / self._cost(shorter)
+                return length if best >= 1.0 and self._rounds >= MIN_ROUNDS else None
+            shorter = length
+        return None
+
+    def _next_length(self):
+        untried = self._untried()
+        if untried is not None:
+            return untried
+        known = [n for n in self.lengths if not self._is_untried(n)]
+        return self.length if self.length in known else known[-1]
 
     # -- decisions ----------------------------------------------------------------------------
 
     def _pay(self, loss):
+        if loss < 0 and self.debt > 0 and self.state == PAUSED:
+            paid = min(self.debt, -loss)
+            self.debt, loss = self.debt - paid, loss + paid
         self.balance = min(ALLOWANCE, self.balance - loss)
 
     def _review(self, round_index, committed):
@@ -350,14 +393,14 @@ class Economy:
 
     def _resume(self, round_index, committed):
         """End a pause that is over, if the account holds what a trial may cost."""
-        trial = min(MIN_ROUNDS * self._worst(self.length), ALLOWANCE - 0.5)
-        if committed < self.resume_at or self.balance < trial:
+        trial = min(MIN_ROUNDS * self._worst(self._next_length()), ALLOWANCE - 0.5)
+        if committed < self.resume_at or self.debt > 0 or self.balance < trial:
             return False
         self.state, self.resume_at = DRAFTING, None
         self.restart()
         self._event(
             "resumed", round_index, committed, None,
-            f"drafting is tried again, {self.length} tokens per round",
+            f"drafting is tried again, {self._next_length()} tokens per round",
         )  # fmt: skip
         return True
 
@@ -371,8 +414,8 @@ class Economy:
 
     def _account_reason(self):
         return (
-            f"drafting has cost {ALLOWANCE - self.balance:.0f} plain steps more than it saved of "
-            "late, and another round could cost more than is allowed"
+            f"drafting has cost {ALLOWANCE - self.balance + self.debt:.0f} plain steps more than it "
+            "saved of late, and another round could cost more than is allowed"
         )
 
     def _event(self, kind, round_index, committed, speedup, reason):

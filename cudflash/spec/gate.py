@@ -75,6 +75,8 @@ class AcceptanceGate:
     Attributes
     ----------
     state : {"open", "closed", "disabled", "off"}
+    warmup_left : int
+        Rounds with proposals that will not count.
     history : list of GateRound
     events : list of GateEvent
     closings : int
@@ -89,7 +91,7 @@ class AcceptanceGate:
         self.closings = 0
         self.resume_at = None
         self._floor = 0  # index into history where the present sample may begin
-        self._warmup_left = WARMUP_ROUNDS
+        self.warmup_left = WARMUP_ROUNDS
 
     def allows(self, round_index, committed):
         """Whether the next round may draft; reopens a closed gate whose pause is over.
@@ -104,7 +106,7 @@ class AcceptanceGate:
         if self.state == CLOSED and committed >= self.resume_at:
             pause = self.resume_at - self.events[-1].committed
             self.state, self.resume_at = OPEN, None
-            self._floor, self._warmup_left = len(self.history), WARMUP_ROUNDS
+            self._floor, self.warmup_left = len(self.history), WARMUP_ROUNDS
             self._event(
                 "reopened", round_index, committed, (0, 0),
                 f"drafting is tried again after {pause} tokens of plain decoding",
@@ -133,8 +135,8 @@ class AcceptanceGate:
             raise ValueError(f"{accepted} proposals accepted of {drafted}")
         if not drafted:
             return
-        warmup = self._warmup_left > 0
-        self._warmup_left -= warmup
+        warmup = self.warmup_left > 0
+        self.warmup_left -= warmup
         self.history.append(GateRound(round_index, drafted, accepted, warmup))
         if self.mode != AUTO or self.state != OPEN:
             return
@@ -152,7 +154,7 @@ class AcceptanceGate:
         """Return the GateStatus after ``committed`` tokens of the answer."""
         accepted, proposals, rounds = self.sample()
         return GateStatus(
-            self.state, accepted, proposals, rounds, self._warmup_left, committed, self.resume_at
+            self.state, accepted, proposals, rounds, self.warmup_left, committed, self.resume_at
         )
 
     def disable(self, round_index, committed, reason):

@@ -43,6 +43,7 @@ class GuardedDrafter:
         self.block_size = drafter.block_size
         self._vocab_size = vocab_size
         self._n_past = 0
+        self._ids, self._observed = [], ()  # tokens of the rows that the drafter holds
         self.fault = None
 
     @property
@@ -64,20 +65,31 @@ class GuardedDrafter:
         """Hand over evaluated rows; ``remaining`` rows of a prompt will follow them."""
         if remaining and hasattr(self.drafter, "expect"):
             self._call("observe", lambda: self.drafter.expect(remaining))
+        self._observed = tuple(tokens)
         self._call("observe", lambda: self.drafter.observe(tokens, taps))
 
     def commit(self, n):
         """Keep the first ``n`` observed rows."""
+        self._ids += self._observed[:n]
+        self._observed = ()
         self._call("commit", lambda: self.drafter.commit(n))
 
     def rollback(self):
         """Drop what is tentative."""
+        self._observed = ()
         self._call("rollback", self.drafter.rollback)
 
-    def rewind(self, length):
+    def rewind(self, length, tokens=None):
         """Go back to at most ``length`` rows for a new answer and forget an earlier fault.
 
-        After a fault the drafter's rows cannot be trusted: it starts from none.
+        After a fault the drafter's rows cannot be trusted: it starts from none. Nor can rows be
+        kept that are not those of the session: answers without this drafter may have come between.
+
+        Parameters
+        ----------
+        length : int
+        tokens : sequence of int, optional
+            Committed ids of the session, at least ``length``.
 
         Returns
         -------
@@ -85,11 +97,25 @@ class GuardedDrafter:
             Rows kept: the target must be evaluated again from there.
         """
         wanted = 0 if self.fault is not None else length
-        self.fault = None
+        if tokens is not None:
+            wanted = min(wanted, self._shared(tokens))
+        self.fault, self._observed = None, ()
         kept = self._call("rewind", lambda: self.drafter.rewind(wanted))
         if self.fault is None and not 0 <= kept <= wanted:
             self._set_fault("rewind", "ValueError", f"it kept {kept!r} rows of {wanted}")
-        return 0 if self.fault is not None else int(kept)
+        kept = 0 if self.fault is not None else int(kept)
+        del self._ids[kept:]
+        return kept
+
+    def _shared(self, tokens):
+        """Leading rows that are those of ``tokens``; none of a drafter that was used elsewhere."""
+        if self._call("rewind", lambda: self.drafter.length) != len(self._ids):
+            return 0
+        same = 0
+        for same, (a, b) in enumerate(zip(self._ids, tokens)):
+            if a != b:
+                return same
+        return min(len(self._ids), len(tokens))
 
     def held(self):
         """Return the HeldRows of a drafter that tells them, else None."""

@@ -25,8 +25,9 @@ import time
 from dataclasses import dataclass
 
 from cudflash.errors import UsageError
-from cudflash.spec.acceptance import RATIO, STOPPED, decide, rule_in_effect
+from cudflash.spec.acceptance import PLAIN, RATIO, STOPPED, decide, rule_in_effect
 from cudflash.spec.drafters import DraftContext
+from cudflash.spec.economy import ECONOMY
 from cudflash.spec.gate import MODES, OPEN
 from cudflash.spec.proposals import NOTHING, DraftSampler, Proposal
 from cudflash.spec.stats import RoundRecord, SpecStats
@@ -268,6 +269,38 @@ class RoundState:
         if not ended:
             self.gate.record(record.index, block.n_drafts, decision.accepted, self.committed)
         self._note_costs(record, ended)
+        return record
+
+    def rests(self):
+        """Whether the coming round is surely plain: measured times have paused drafting."""
+        economy = self.economy
+        return (
+            economy is not None and self.fault is None and self.gate.state == OPEN
+            and economy.rests(self.committed)
+        )  # fmt: skip
+
+    def settle_plain(self, token, ms, feed_ms):
+        """A round of a pause that the caller has made by itself: one row, one token, nothing else.
+
+        Parameters
+        ----------
+        token : int
+        ms, feed_ms : float
+            Of the target pass and the choice; of keeping rows for the drafter.
+
+        Returns
+        -------
+        RoundRecord
+        """
+        self._expect(_IDLE)
+        record = RoundRecord(
+            self.stats.rounds, self.n_past, self.anchor, (), 0, 0, (token,), 1, PLAIN,
+            self.gate.state, ECONOMY, (), feed_ms, ms, 0.0,
+        )  # fmt: skip
+        self.n_past += 1
+        self.anchor = token
+        self.stats.record_plain(record)
+        self.economy.rest(ms, feed_ms)
         return record
 
     def abandon(self):

@@ -3,7 +3,7 @@
 Owns the terminal while a screen is up, and how often it is drawn. Must not know what is drawn, nor
 where events come from. Invariants: whatever happens (an error, Ctrl-C, SIGTERM, Ctrl-Z) the terminal
 gets its cursor and its normal screen back; drawing during an answer takes at most ``ALLOWANCE_S``
-and ``SHARE`` of the time, but for one drawing, however slow terminal or machine are; a terminal
+and ``SHARE`` of the time, but for one slow drawing, whatever terminal and machine are; a terminal
 that goes away ends the view, not the answer.
 """
 
@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 
 from cudflash.events import RoundFinished, TokenEvent
 from cudflash.tui.screen import Screen, as_lines
@@ -19,7 +20,7 @@ from cudflash.tui.state import MonitorState
 from cudflash.tui.style import ASCII, UNICODE
 
 SHARE = 0.005  # of the time at most, for drawing
-ALLOWANCE_S = 0.01  # of drawing before the share counts: a short answer is seen as well
+ALLOWANCE_S = 0.005  # of drawing before the share counts: a short answer is seen as well
 SHORTEST_S = 0.1  # between two drawings
 LINE_S = 1.0  # between two lines where there is no terminal
 NOW = object()
@@ -91,6 +92,7 @@ class Monitor:
         self._up = False
         self._handlers = {}
         self._began = self._soonest = self.spent = 0.0
+        self._costs = deque(maxlen=3)  # of the last drawings
         self.drawn = 0
         self._next_line, self._last_line = 0.0, ""
         self._said = self.state.notices[-1] if self.state.notices else None
@@ -101,6 +103,7 @@ class Monitor:
             self._enter()
             self._draw()  # everything is loaded now, before there is anything to be late for
             self.spent, self._began = 0.0, self._clock()
+            self._costs.clear()
         return self
 
     def __exit__(self, *exc):
@@ -168,8 +171,9 @@ class Monitor:
 
     def _due(self, now):
         """Whether drawing is affordable."""
+        cost = min(self._costs, default=0.0)
         return now >= self._soonest and (
-            self.spent <= ALLOWANCE_S + SHARE * (now - self._began)
+            self.spent + cost <= ALLOWANCE_S + SHARE * (now - self._began)
         )
 
     def _draw(self):
@@ -189,6 +193,7 @@ class Monitor:
         ended = self._clock()
         self.drawn += 1
         self.spent += ended - started
+        self._costs.append(ended - started)
         self._soonest = ended + SHORTEST_S
 
     def _differences(self, rows):

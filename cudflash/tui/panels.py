@@ -36,8 +36,8 @@ def model_line(state):
     where = flat(known(device.get("kind")))
     if facts.get("threads"):
         where += f", {facts['threads']} thread{'' if facts['threads'] == 1 else 's'}"
-    answer = f"  answer {state.answers}" if state.answers > 1 else ""
-    return line(("cudflash ", "title"), name + draft, (f"  on {where}{answer}", "dim"))
+    answer = f", answer {state.answers}" if state.answers > 1 else ""
+    return line(("cudflash ", "title"), (f"on {where}{answer}: ", "dim"), name + draft)
 
 
 def settings_parts(state):

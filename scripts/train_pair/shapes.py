@@ -12,7 +12,7 @@ VOCAB = 1024
 END_TOKEN, MASK_TOKEN = 0, 1
 SPECIAL_TOKENS = ("<|endoftext|>", "<|mask|>")
 
-SINK = 64  # context rows that our engine pins in a windowed draft; half of the batches train so
+SINK = 64  # first context rows that cudflash can pin in a windowed draft; some batches train so
 RECORD_DISTANCE = 48  # tokens per line of the synthetic records: between half the window and it
 
 

@@ -123,6 +123,20 @@ def test_a_drafts_own_geometry_is_one_variable():
     assert list(differing(*sides(simple_record(), other))) == ["draft"]
 
 
+def test_mtp_beside_a_draft_is_not_that_draft():
+    """The seed's comparison: another drafter at another depth are two variables, not one."""
+    made = simple_record()
+    lanes = made["groups"][0]["lanes"]
+    lanes += [lanes[1] | {"name": f"mtp k{k}", "drafter": "mtp", "verify_length": k} for k in (3, 7)]
+    made["runs"] += [run(f"mtp k{k}", p, blocks=[2, 1]) for k in (3, 7) for p in range(6)]
+    one, same = sides(made, made, lane_a="dflash2 k3", lane_b="mtp k3")
+    assert list(differing(one, same)) == ["draft"] and variables(same)["draft"] == "mtp"
+    pair = sides(made, made, lane_a="dflash2 k3", lane_b="mtp k7")
+    assert list(differing(*pair)) == ["draft", "verify length"]
+    with pytest.raises(UsageError, match="2 variables"):
+        compare(*pair)
+
+
 def test_lanes_of_one_record():
     """Plain against drafted: the draft is what differs, its verify length follows from it."""
     made = simple_record()

@@ -4,13 +4,14 @@ from collections import defaultdict
 
 import pytest
 
-from cudflash.bench.lanes import Lane, choose_lanes, make_scripted
+from cudflash.bench.lanes import Lane, choose_lanes, covering, make_scripted
 from cudflash.bench.prompts import Item
 from cudflash.bench.runner import Bench, Group, Settings, measure_verify_cost, verify_curve
 from cudflash.bench.statistics import cells, pool
-from cudflash.drafters import AlwaysWrong, KeepK, Oracle
+from cudflash.drafters import AlwaysWrong, KeepK, Oracle, TokenDrafter
 from cudflash.errors import UsageError
 from cudflash.sampling import SamplingConfig
+from cudflash.spec.proposals import POINT_MASS, Proposal
 from tests.helpers.engines import engine
 
 ORACLE, KEEP, WRONG = (Lane(n, 3, "match", True, "on") for n in ("oracle", "keep-2", "wrong"))
@@ -176,7 +177,8 @@ def test_lanes_of_drafts_and_scripts():
         choose_lanes([], kinds, [], ["match"], blocks, ["off"])
     assert choose_lanes([], [], [], ["match"], {}) == {None: []}
     for wrong, words in (
-        ((["mtp"], kinds, [], ["match"]), "drafter 'mtp' is not there.*dflash, dflash2"),
+        ((["eagle"], kinds, [], ["match"]), "drafter 'eagle' is not there.*dflash, dflash2"),
+        ((["mtp"], kinds, [], ["match"]), "drafter 'mtp' is not there: .* no MTP block"),
         ((["keep-x"], kinds, [], ["match"]), "not there"),
         (([], kinds, [5], ["match"]), "verify length is 5"),
         ((["dflash2"], kinds, [15], ["match"]), "verify length is 15"),
@@ -194,3 +196,43 @@ def test_scripted_drafters_by_name():
     assert type(make_scripted("wrong", ids)) is AlwaysWrong
     kept = make_scripted("keep-2", ids)
     assert type(kept) is KeepK and kept._k == 2
+
+
+def test_mtp_takes_any_length_beside_drafts():
+    """The control of the seed (MTP at the depth of the draft) that cannot be asked for."""
+    blocks = {"dflash2": 8}
+    args = (["dflash2", "mtp"], ["dflash2"], [1, 2, 3, 5, 7], ["match"], blocks)
+    lanes = choose_lanes(*args, has_mtp=True)["dflash2"]
+    assert [lane.name for lane in lanes] == [
+        "dflash2 k3", "dflash2 k7", "mtp k1", "mtp k2", "mtp k3", "mtp k5", "mtp k7",
+    ]  # fmt: skip
+    assert [covering(k) for k in (1, 3, 4, 7, 8, 15)] == [3, 3, 7, 7, 15, 15]
+    with pytest.raises(UsageError, match="no MTP block"):
+        choose_lanes(*args)
+    assert choose_lanes(["mtp"], [], [], ["match"], {}, has_mtp=True)[None][0].verify_length == 3
+
+
+def test_mtp_lane_keeps_its_drafter_and_its_conversation(monkeypatch):
+    """A drafter made anew for each answer, or shown another lane's conversation."""
+    made = []
+
+    class Steps(TokenDrafter):
+        name, block_size = "mtp", None
+
+        def __init__(self, k):
+            super().__init__()
+            self.k = k
+            made.append(k)
+
+        def propose(self, anchor, n, context):
+            return Proposal((anchor,) * min(n, self.k), POINT_MASS)
+
+    one = engine("llama", threads=1)
+    monkeypatch.setattr(one, "mtp_drafter", Steps, raising=False)
+    bench = Bench(Settings(n_tokens=9, repetitions=1, stops=("forced",)), items())
+    group = Group(one, "none", [Lane("mtp", k, "match", False, "on") for k in (2, 5)])
+    bench.run(group)
+    assert made == [2, 5] and not bench.differences
+    proposed = {run["lane"]: len(run["counts"]["proposed_at"]) for run in bench.runs if run["counts"]}
+    assert proposed == {"mtp k2": 2, "mtp k5": 5}
+    assert len({id(group.session(lane)) for lane in group.lanes}) == 3

@@ -4,7 +4,8 @@ A machine that others use, or a slower one, moves every time. So each timed call
 fixed piece of NumPy work that has nothing to do with this program, and what is stored and compared is
 the ratio of the two. Both run on one thread and are timed in processor time, not on the wall clock:
 waiting for a processor that others have taken is no time of ours. What is left of others (caches,
-bandwidth) slows the loop as well.
+bandwidth) slows the loop as well. The loop leaves caches cold, so a time here is longer than the
+same step in a running answer; only changes of it mean something.
 """
 
 import statistics

@@ -217,3 +217,19 @@ def test_transaction_moves_all_or_none():
     transaction.begin()
     with pytest.raises(RuntimeError, match="open"):
         transaction.begin()
+
+
+def test_a_drafter_keeps_only_rows_of_the_session():
+    """Catches rows of another prompt, or of another session, that condition an answer."""
+    drafter = Oracle(IDS)
+    guard = GuardedDrafter(drafter, 50)
+    guard.observe((1, 2, 3, 4))
+    guard.commit(3)
+    assert guard.rewind(3, [1, 2, 9, 4]) == 2 and drafter.length == 2
+    guard.observe((9, 4))
+    guard.commit(2)
+    assert guard.rewind(4, [1, 2, 9, 4, 5]) == 4
+    assert guard.rewind(4, [7, 2, 9, 4]) == 0
+    drafter.observe((1, 2))
+    drafter.commit(2)  # by somebody else
+    assert guard.rewind(2, [1, 2, 3]) == 0 and drafter.length == 0

@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cudflash.spec.economy import ALLOWANCE, MEASURE, REFILL, Economy, RoundCosts
+from cudflash.spec.economy import (
+    ALLOWANCE,
+    MEASURE,
+    REFILL,
+    UNTRIED,
+    Economy,
+    RoundCosts,
+)
 
 PLAIN = 10.0  # ms
 
@@ -88,7 +95,8 @@ def test_the_derived_bound_holds_without_noise(draft, row, seed):
     of a length that was never tried."""
     world = World(draft, row, rate=lambda n: 0.0 if n % 97 else 0.9, seed=seed)
     _, taken, _ = world.run(1000, 15)
-    assert taken - 1000 <= ALLOWANCE + REFILL * 1000 + 1e-6
+    untried = max(0.0, world.cost(3) - UNTRIED)
+    assert taken - 1000 <= ALLOWANCE + REFILL * 1000 + untried + 1e-6
 
 
 def test_an_engine_that_is_used_again_pays_no_second_time_to_learn_its_costs():
@@ -181,3 +189,26 @@ def test_the_budget_is_kept(budget, seed):
     economy = Economy(world.costs, "simulated", 7)
     length, _ = economy.choose(budget, 0, 0)
     assert 0 <= length <= min(budget, 7)
+
+
+def test_preparations_are_paid_off_before_the_next_trial_and_stop_no_draft_that_pays():
+    """Catches passes recorded anew in every trial at nobody's cost, and a good draft that is given up
+    because its first round was slow: 40 plain steps to record each length."""
+
+    class Recording(World):
+        def run(self, n_tokens, verify_length=7):
+            seen = set()
+            cost = type(self).cost
+
+            def first_is_dear(length):
+                extra = 40.0 if length and length not in seen else 0.0
+                seen.add(length)
+                return cost(self, length) + extra
+
+            self.cost = first_is_dear
+            return super().run(n_tokens, verify_length)
+
+    economy, taken, _ = Recording(rate=0.0).run(1000)
+    assert taken - 1000 <= ALLOWANCE + 40 + 1e-6 and economy.pauses == 1
+    economy, taken, _ = Recording(rate=0.9).run(1000)
+    assert taken < 700 and economy.pauses == 0

@@ -30,6 +30,11 @@ def complete():
     return state_of(recording())
 
 
+def never():
+    """A draft of which nothing is ever accepted."""
+    return state_of(recording("never-accepted"))
+
+
 def long_blocks():
     """Verify length 15, by hand."""
     state = MonitorState()
@@ -57,6 +62,7 @@ SCREENS = {
     "complete-60x16": (complete, 60, 16, {}, False),
     "complete-40x8": (complete, 40, 8, {}, False),
     "complete-80x24-ascii": (complete, 80, 24, {"glyphs": ASCII}, False),
+    "never-80x24": (never, 80, 24, {}, False),
     "verify-15-80x24": (long_blocks, 80, 24, {}, False),
     "plain-80x24": (plain, 80, 24, {}, False),
 }

@@ -168,3 +168,12 @@ def test_a_pause_that_times_have_decided_is_shown_and_counted_down():
     state.see(EconomyChanged(EconomyEvent("resumed", 9, 70, 3, None, None, "tried again")))
     assert not state.paused and state.pause is None
     assert [n.split(":")[0] for n in state.notices][-2:] == ["drafting paused", "drafting resumed"]
+
+
+def test_recorded_draft_that_never_accepts_is_named():
+    """Catches a real run of zeros that looks like nothing has happened."""
+    state = state_of(recording("never-accepted"))
+    assert state.counts == {"accepted": 0, "bonus": 0, "corrected": 198, "plain": 2}
+    assert state.stats.drafted == 1365 and set(state.recent) == {0.0}
+    assert {finding.name for finding in state.findings} >= {"zero-acceptance"}
+    assert (state.context.rows, state.context.window_start) == (64, 1259 - 64)

@@ -1,0 +1,122 @@
+"""Functions of `scripts/train_pair/` that need no torch: what goes into a training, what comes out."""
+
+import random
+
+import numpy as np
+import pytest
+
+from scripts.train_pair import corpus, export, measure, prompts, shapes, tokenizer
+
+WORDS = [f"w{i}" for i in range(50)]
+
+
+def test_held_out_files_depend_on_the_seed_alone():
+    """Held-out files that move into the training set when another machine lists them otherwise."""
+    names = [f"f{i}" for i in range(60)]
+    sizes = [1000 * i for i in range(60)]
+    kept = corpus.split(names, sizes, 10, 3)
+    assert kept == corpus.split(names, sizes, 10, 3) != corpus.split(names, sizes, 10, 4)
+    least, most = corpus.HELD_OUT_BYTES
+    assert len(kept) == 10 and all(least <= 1000 * int(n[1:]) <= most for n in kept)
+
+
+def test_cleaned_text_has_no_trailing_blanks_and_one_line_end():
+    """Line ends of another system, or invisible blanks, that a model would have to guess."""
+    assert corpus.clean("a  \r\n\tb\n\n\n") == "a\n        b\n"
+
+
+def test_files_of_tests_and_generated_tables_are_left_out(tmp_path):
+    """Test suites and tables of character sets in the training text."""
+    for name in ("json/decoder.py", "test/test_json.py", "encodings/cp037.py", "small.py"):
+        path = tmp_path / "code" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x" * (10 if name == "small.py" else 5000))
+    (tmp_path / "docs").mkdir()
+    found = corpus.find_files(tmp_path / "docs", tmp_path / "code")
+    assert [p.name for p in found["code"]] == ["decoder.py"] and found["docs"] == []
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_record_lines_have_one_length_and_repeat_the_line_above(seed):
+    """A line that is a token longer: the copied field is no longer at a fixed distance."""
+    distance = shapes.RECORD_DISTANCE
+    lines = corpus.record_lines(random.Random(seed), WORDS, 12, distance)
+    rows = [line.split() for line in lines]  # each word and each bar is one token
+    assert {len(row) + 1 for row in rows} == {distance}  # and the line end
+    pairs = [(a, b) for above, row in zip(rows, rows[1:]) for a, b in zip(above, row)]
+    assert 0.5 < np.mean([a == b for a, b in pairs]) < 1.0
+
+
+def test_record_distance_lies_between_half_the_window_and_the_window():
+    """Structure that a halved window still sees: the window fault would not show."""
+    for shape in (shapes.DFLASH, shapes.DFLASH2):
+        assert shape.window // 2 < shapes.RECORD_DISTANCE < shape.window
+
+
+def test_interleaved_rows_rotate_as_the_split_halves_did():
+    """Rows in the wrong order: the file's rotation would mix other pairs than were trained."""
+    heads, dim = 3, 8
+    rng = np.random.default_rng(0)
+    x, angle = rng.standard_normal((heads, dim)), rng.standard_normal(dim // 2)
+    low, high = x[:, : dim // 2], x[:, dim // 2 :]
+    split = np.concatenate([low * np.cos(angle) - high * np.sin(angle),
+                            low * np.sin(angle) + high * np.cos(angle)], 1)  # fmt: skip
+    y = export.interleave(x.reshape(-1, 1), heads, dim).reshape(heads, dim // 2, 2)
+    even, odd = y[..., 0], y[..., 1]
+    turned = np.stack([even * np.cos(angle) - odd * np.sin(angle),
+                       even * np.sin(angle) + odd * np.cos(angle)], -1)  # fmt: skip
+    expected = export.interleave(split.reshape(-1, 1), heads, dim).reshape(turned.shape)
+    np.testing.assert_array_equal(turned, expected)
+
+
+def test_first_rule_that_matches_gives_the_type():
+    """A rule for all names that hides a more particular one."""
+    mix = (("attn_v", "Q6_K"), ("", "Q4_K"))
+    assert export.matrix_type("blk.0.attn_v.weight", mix) == "Q6_K"
+    assert export.matrix_type("blk.0.attn_q.weight", mix) == "Q4_K"
+    for mixes in export.MIXES.values():
+        for rules in mixes.values():
+            assert [mark for mark, _ in rules].index("") == len(rules) - 1
+
+
+def test_tap_numbers_in_the_file_count_layer_inputs():
+    """Taps off by one layer: the drafts read the layer before the one they were trained on."""
+    assert max(shapes.DFLASH.taps) + 1 < shapes.TARGET.n_layers  # a fault by one exists
+    assert shapes.DFLASH.taps == shapes.DFLASH2.taps
+
+
+def test_loop_share_counts_what_a_period_already_implies():
+    """A loop counted as natural text, or natural text as a loop."""
+    rng = random.Random(1)
+    text = [rng.randrange(500) for _ in range(200)]
+    assert measure.loop_share(text) == 0.0
+    # the period must be seen once whole and eight more tokens before anything counts
+    looped = text[:50] + [7, 8, 9] * 30
+    assert measure.loop_share(looped) == pytest.approx((90 - 3 - 8) / 140)
+    assert measure.loop_share([]) == 0.0
+
+
+def test_pooled_acceptance_weighs_by_rounds():
+    """A mean of means: a prompt that ends early would weigh as much as a long one."""
+    found = [("docs", {"rounds": 10, "emitted": 30, "accepted_at": [8], "proposed_at": [10]}),
+             ("code", {"rounds": 30, "emitted": 30, "accepted_at": [0, 0],
+                       "proposed_at": [30, 30]})]  # fmt: skip
+    pooled = measure.pooled(found, ("docs", "code"))
+    assert pooled["acceptance_length"] == 1.5 and pooled["accepted_at"] == [0.2, 0.0]
+    assert measure.pooled(found, ("records",))["acceptance_length"] is None
+
+
+def test_prompts_are_whole_lines_of_the_wanted_length():
+    """A prompt cut inside a word: its first token is one that the text never has."""
+    text = "".join(f"line {i} of a text\n" for i in range(400))
+    part = prompts.cut(random.Random(0), text, str.split, (100, 200))
+    assert part in text and part.startswith("line") and part.endswith("text\n")
+    assert 100 <= len(part.split()) <= 200
+    assert prompts.cut(random.Random(0), "short\n", str.split, (100, 200)) is None
+
+
+def test_single_words_are_whole_lower_case_words_after_a_blank():
+    """A word of two tokens in the records: the line gets longer."""
+    words = ["the", "The", "x", "self", "__", "\u00e9a"]
+    tokens = ["a", "ing", *("\u0120" + word for word in words)]
+    assert tokenizer.single_words(tokens) == ["the", "self"]
