@@ -5,6 +5,7 @@ dicts for the report. A part that cannot run says why under "skipped".
 """
 
 import gc
+from functools import partial
 
 import numpy as np
 
@@ -178,7 +179,8 @@ def whole(device, cpu, sizes, few=False):
             for n_rows in sorted({1, *(m for m in (4, 8, 16) if m <= shape.block)}):
                 for _ in range(3):  # plain, recorded, replayed
                     model.step(n_rows)
-                row[f"step_{n_rows}_ms"] = wall_ms(lambda n=n_rows: model.step(n), sizes.steps)
+                row[f"step_{n_rows}_ms"] = wall_ms(
+                    partial(model.step, n_rows), sizes.steps)
             row["overhead"] = _overhead(model, row["step_1_ms"]["median"])
             for part in (model.propose, model.observe):
                 for _ in range(3):

@@ -10,6 +10,10 @@ import numpy as np
 import pytest
 
 import cudflash
+from cudflash.errors import DeviceError
+from cudflash.ops import cpu
+from scripts.device import twins
+from tests.emulation.cuda import emulated_ops
 from tests.emulation.host_module import unavailable
 from tests.helpers.draft_vectors import draft_case
 from tests.helpers.emulated import both, emulated_engine
@@ -155,3 +159,25 @@ def test_scratch_of_ops_is_there_before_the_first_pass():
     before = device.calls.counts["malloc"]
     session.generate(PROMPT, max_tokens=4, sampling=GREEDY).result()
     assert device.calls.counts["malloc"] == before
+
+
+@pytest.mark.parametrize("case", ["product Q4_K M=1 ", "product Q4_K M=17", "attention M=16 f32",
+                                  "attention M=20", "attention_span", "selection"])
+def test_launches_are_clean_in_the_checking_build(case):
+    """Scratch, strides or a grid of the op set with which a kernel leaves its arrays, or races."""
+    ops, _ = emulated_ops(mode="check", schedule="random", seed=3)
+    (run,) = (run for name, run in twins.cases(few=True) if name.startswith(case))
+    for found, expected in zip(run(ops), run(cpu)):
+        assert_same_bits(ops.download(found), cpu.download(expected))
+
+
+def test_scratch_that_is_too_small_is_seen_by_the_checking_build(monkeypatch):
+    """A check of bounds that takes every address for a good one."""
+    ops, _ = emulated_ops(mode="check")
+
+    def halved(*needs):
+        return [ops.empty((shape[0], *shape[1:-1], shape[-1] // 2), t) for shape, t in needs]
+
+    monkeypatch.setattr(ops, "workspace", halved)
+    with pytest.raises(DeviceError, match="attention"):
+        twins.attention(ops, 1)
