@@ -9,6 +9,7 @@ from cudflash.errors import DeviceError, UsageError
 from cudflash.ops import store
 from cudflash.ops.cuda import compiler, source
 from cudflash.ops.cuda.compiler import Compiler, build_key
+from scripts import ship_cubins
 
 
 class Nvrtc:
@@ -215,3 +216,15 @@ def test_real_nvrtc_takes_the_spliced_text():
     for file, defines in (("rms_norm", ()), ("matmul_q256", (
             "FORMAT=Q4_K", "PLANES=2", "TOKEN_TILES=1", "ROW_TILES=2", "ROW_GROUPS=1", "SLICES=8"))):
         assert one.cubin(file, defines)[:4] == b"\x7fELF"
+
+
+def test_shipped_cubins_are_found_by_the_runtime(tmp_path, monkeypatch):
+    """Cubins in the wheel under names that nothing looks for."""
+    nvrtc, wanted = Nvrtc(), [("argmax", ()), ("rope", ("SPLIT_HALF=1",))]
+    folder = tmp_path / "package"
+    ship_cubins.ship(nvrtc, "90", folder / "cubin", wanted)
+    monkeypatch.setattr(compiler, "files", lambda name: folder)
+    for file, defines in wanted:
+        assert b"sm_90" in made(None).cubin(file, defines)
+    slices = {d for _, defines in ship_cubins.builds() for d in defines if d.startswith("SLICES")}
+    assert slices == {"SLICES=8", "SLICES=16"}

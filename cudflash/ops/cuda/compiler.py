@@ -105,7 +105,7 @@ class Compiler:
                 return found
             for listener in _listeners:
                 listener(build_name(file, defines))
-            code = self._compile(file, defines)
+            code = self.compile(file, defines)
             if path is None or not store.write(path, code):
                 _state["unsaved"] = True
             return code
@@ -134,7 +134,8 @@ class Compiler:
             raise DeviceError(
                 f"NVRTC, CUDA's compiler, cannot be loaded ({_one_line(err)}); {INSTALL}") from None
 
-    def _compile(self, file, defines):
+    def compile(self, file, defines):
+        """Machine code from NVRTC, whatever is kept."""
         name = build_name(file, defines)
         target = self._target()
         options = (*OPTIONS, f"-arch={target}", *(f"-D{d}" for d in defines))
