@@ -40,7 +40,10 @@ def plot(record, path):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    settings = {"svg.hashsalt": "cudflash", "font.size": 9, "axes.grid": True, "grid.alpha": 0.3}
+    settings = {
+        "svg.hashsalt": "cudflash", "svg.fonttype": "none", "font.size": 9, "axes.grid": True,
+        "grid.alpha": 0.3,
+    }  # fmt: skip
     with matplotlib.rc_context(settings):
         figure = Figure(figsize=INCHES, layout="constrained")
         FigureCanvasAgg(figure)

@@ -238,19 +238,18 @@ def verify_tables(record):
 
 def notes(record):
     """What a reader must know of single cells, as a list."""
-    lines = []
-    for cell in cells(record["runs"]):
-        where = f"{cell['set']} at depth {cell['depth']}, {cell['stop']} stop, {cell['lane']}"
-        if cell["never_accepted"]:
-            lines.append(f"{where}: not one proposal was accepted; 'cudflash inspect' and "
-                         "'cudflash verify' tell what may be wrong")  # fmt: skip
+    lines, found = [], cells(record["runs"])
+    dead = [cell for cell in found if cell["never_accepted"]]
+    lines += _by_lane(dead, "not one proposal was accepted; 'cudflash inspect' and 'cudflash verify' "
+                            "tell what may be wrong")  # fmt: skip
+    loop = [cell for cell in found if cell["looping"] and cell["looping"] > 0.5]
+    lines += _by_lane(loop, "more than half of the answers end in a loop, which inflates acceptance")
+    for cell in found:
         if cell["timed_prompts"] < cell["prompts"]:
             short = cell["prompts"] - cell["timed_prompts"]
-            lines.append(f"{where}: {short} of {cell['prompts']} answers have fewer than two tokens, "
-                         "so they have no decoding speed")  # fmt: skip
-        if cell["looping"] and cell["looping"] > 0.5:
-            lines.append(f"{where}: {percent(cell['looping'])} of the answers end in a loop, which "
-                         "inflates acceptance")  # fmt: skip
+            lines.append(f"{cell['set']} at depth {cell['depth']}, {cell['stop']} stop, "
+                         f"{cell['lane']}: {short} of {cell['prompts']} answers have fewer than two "
+                         "tokens, so they have no decoding speed")  # fmt: skip
     for run in record["runs"]:
         if run["fault"]:
             lines.append(f"{run['set']} {run['index']}, {run['lane']}: {run['fault']}")
@@ -266,3 +265,13 @@ def notes(record):
     if record["others_share"] is not None:
         lines.append(f"everything else used {percent(record['others_share'])} of the machine")
     return "\n".join(f"- {note}" for note in dict.fromkeys(lines))
+
+
+def _by_lane(found, text):
+    """One line per lane and stop mode for what is to be said of several of its cells."""
+    grouped = {}
+    for cell in found:
+        where = f"{cell['set']} at {cell['depth']}" if cell["depth"] else cell["set"]
+        grouped.setdefault((cell["lane"], cell["stop"]), []).append(where)
+    return [f"{lane}, {stop} stop ({', '.join(dict.fromkeys(where))}): {text}"
+            for (lane, stop), where in grouped.items()]  # fmt: skip
