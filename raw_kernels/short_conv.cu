@@ -16,7 +16,7 @@
 #endif
 #define BEFORE (TAPS - 1)
 
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 4)
 short_conv(float* __restrict__ out, i64 out_stride, const float* __restrict__ x, i64 x_stride,
            const float* __restrict__ weight, float* history, float* tape,
            const int* __restrict__ plan, int n_rows, int width) {
