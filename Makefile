@@ -7,7 +7,7 @@ MODELS ?= models
 BIN := $(VENV)/bin
 SMALL := $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf
 
-.PHONY: help run install test check cubin bench bench-peer bench-cpu models clean
+.PHONY: help run install test check cubin device-check bench bench-peer bench-cpu models clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -24,11 +24,13 @@ test: $(VENV)/installed-test  ## set up with what the tests need, run them
 check: $(VENV)/installed-test  ## lint
 	$(BIN)/ruff check .
 
-cubin:  ## compile every CUDA kernel for every architecture (needs nvcc, no GPU)
-	$(PYTHON) scripts/build_cubins.py
+cubin: $(VENV)/installed-cubin  ## compile and inspect every CUDA kernel for every architecture (no GPU, no toolkit)
+	$(BIN)/python -m scripts.build_cubins
 
-bench: $(VENV)/installed-test  ## time kernels and rounds, judge them against the baseline
-	$(BIN)/python -m pip install --quiet -e '.[bench]'
+device-check:  ## check and measure a real card (needs CuPy; PYTHON=... runs another environment)
+	$(PYTHON) -m scripts.device_check
+
+bench: $(VENV)/installed-bench  ## time kernels and rounds, judge them against the baseline
 	$(BIN)/python -m pytest tests/benchmarks -o python_files='bench_*.py' \
 		-o python_functions='bench_*' -p no:xdist -q --benchmark-json=.benchmarks.json
 	$(BIN)/python scripts/bench_regression.py .benchmarks.json
@@ -53,6 +55,6 @@ $(VENV)/installed: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e .
 	touch $@
 
-$(VENV)/installed-test: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet -e '.[test]'
+$(VENV)/installed-%: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e '.[$*]'
 	touch $@ $(VENV)/installed

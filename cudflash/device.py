@@ -1,10 +1,13 @@
 """Which device runs the model, and why; how many threads the CPU uses."""
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from cudflash.errors import DeviceError, OutOfMemoryError, UsageError
+
+_CUDA = re.compile(r"cuda(?::(\d+))?")
 
 
 @dataclass(frozen=True)
@@ -14,6 +17,16 @@ class Device:
     kind: str  # "cpu" or "cuda"
     name: str
     reason: str  # one sentence
+    index: int = 0  # number among the CUDA devices
+
+
+def check_device_name(wanted):
+    """Raise UsageError unless ``wanted`` is auto, cpu, cuda or cuda:N."""
+    if not isinstance(wanted, str) or not (
+        wanted in ("auto", "cpu") or _CUDA.fullmatch(wanted)
+    ):
+        raise UsageError(
+            f"device is {wanted!r}, expected auto, cpu, cuda or cuda:N; pass one of them")
 
 
 def choose_device(wanted):
@@ -21,7 +34,7 @@ def choose_device(wanted):
 
     Parameters
     ----------
-    wanted : {"auto", "cpu", "cuda"}
+    wanted : {"auto", "cpu", "cuda", "cuda:N"}
 
     Returns
     -------
@@ -34,31 +47,53 @@ def choose_device(wanted):
     UsageError
         For any other value.
     """
-    if not isinstance(wanted, str) or wanted not in ("auto", "cpu", "cuda"):
-        raise UsageError(f"device is {wanted!r}, expected auto, cpu or cuda; pass one of them")
-    missing = "this version has no CUDA op set"
-    if wanted == "cuda":
-        raise DeviceError(f"device 'cuda' was asked for, but {missing}; use device 'cpu' or 'auto'")
-    reason = "asked for" if wanted == "cpu" else missing
-    return Device("cpu", cpu_name(), reason)
+    check_device_name(wanted)
+    if wanted == "cpu":
+        return Device("cpu", cpu_name(), "asked for")
+    from cudflash.cupy_state import cupy_state
+
+    state = cupy_state(scan_packages=wanted != "auto")
+    if wanted == "auto":
+        fault = state.state if not state.devices else state.unusable(0)
+        if fault:
+            return Device("cpu", cpu_name(), fault)
+        others = len(state.devices) - 1
+        more = f", the first of {others + 1}" if others else ""
+        return Device("cuda", state.devices[0].name, f"a usable GPU was found{more}")
+    index = int(_CUDA.fullmatch(wanted)[1] or 0)
+    if not state.devices:
+        raise DeviceError(f"device '{wanted}' was asked for, but {state.state}")
+    if index >= len(state.devices):
+        names = ", ".join(f"cuda:{i} {d.name}" for i, d in enumerate(state.devices))
+        raise DeviceError(f"device '{wanted}' was asked for, but there are only {names}")
+    fault = state.unusable(index)
+    if fault:
+        raise DeviceError(f"device '{wanted}' was asked for, but {fault}")
+    return Device("cuda", state.devices[index].name, "asked for", index)
 
 
-def load_ops(device):
-    """Import the op set of a device."""
-    if device.kind != "cpu":
-        raise DeviceError(f"device {device.kind!r} has no op set in this version; use 'cpu'")
+def planned_kind(wanted):
+    """Kind of device to plan for: a GPU that is asked for by name need not be there."""
+    check_device_name(wanted)
+    return "cuda" if wanted.startswith("cuda") else choose_device(wanted).kind
+
+
+def load_ops(device, graphs=True):
+    """Op set of a device.
+
+    Parameters
+    ----------
+    device : Device
+    graphs : bool
+        On a GPU, replay recorded passes as CUDA graphs; it never changes a bit.
+    """
+    if device.kind == "cuda":
+        from cudflash.ops.cuda import open_ops
+
+        return open_ops(device.index, graphs)
     from cudflash.ops import cpu
 
     return cpu
-
-
-def kernel_path(device):
-    """Name of the variant of the kernels in use; it never changes a bit."""
-    if device.kind != "cpu":
-        raise DeviceError(f"device {device.kind!r} has no op set in this version; use 'cpu'")
-    from cudflash.ops.cpu import jit
-
-    return jit.isa()
 
 
 def cpu_name():
@@ -100,23 +135,27 @@ def _quota(default):
         return default
 
 
-def check_memory(n_bytes):
+def check_memory(n_bytes, available, where=""):
     """Refuse a plan that does not fit, before anything is allocated.
 
     Parameters
     ----------
     n_bytes : int
         What will be allocated; pages of mapped files are none of it.
+    available : int or None
+        Bytes; None where they are not known.
+    where : str
+        " on DEVICE", for the message.
 
     Raises
     ------
     OutOfMemoryError
         With both numbers.
     """
-    available = available_memory()
     if available is not None and n_bytes > available:
         raise OutOfMemoryError(
-            f"model and context need {_size(n_bytes)}, {_size(available)} of memory are available; "
+            f"model and context need {_size(n_bytes)}, {_size(available)} of memory are "
+            f"available{where}; "
             "lower n_ctx, use a smaller model or free memory ('cudflash plan' shows what takes it)"
         )
 

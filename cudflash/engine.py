@@ -13,8 +13,9 @@ from functools import cached_property
 import numpy as np
 
 from cudflash import defaults
+from cudflash.backend import backend_of, planner
 from cudflash.checks import index_of, one_of, shown, whole
-from cudflash.device import check_memory, choose_device, kernel_path, load_ops, physical_cores
+from cudflash.device import choose_device, load_ops, physical_cores
 from cudflash.digest import ReceiptMaker
 from cudflash.errors import ContextLengthError, UnsupportedError, UsageError
 from cudflash.model.buffers import Allocator, Workspace
@@ -47,6 +48,7 @@ def load(
     progress=None,
     draft_full_block=True,
     identity=None,
+    graphs=True,
 ):
     """Load a target model and, if given, its draft.
 
@@ -56,7 +58,7 @@ def load(
         GGUF file.
     draft : str or path-like, optional
         DFlash or DFlash2 draft: a GGUF file, or a directory with config.json and safetensors.
-    device : {"auto", "cpu", "cuda"}
+    device : {"auto", "cpu", "cuda", "cuda:N"}
         "auto" takes a usable GPU, else the CPU; ``Engine.device.reason`` tells why.
     n_ctx : int, optional
         Tokens of prompt and answer together; the model's own context length, at most 4096, if
@@ -83,6 +85,9 @@ def load(
         shorter blocks, which is cheaper and proposes other tokens.
     identity : str or path-like, optional
         File from ``cudflash identity``: a pair that differs in any field is refused.
+    graphs : bool
+        On a GPU, replay passes as CUDA graphs; False starts every kernel by itself, for debugging.
+        It never changes a bit, and the CPU has no part in it.
 
     Returns
     -------
@@ -124,7 +129,7 @@ def load(
         from cudflash.identity import require_identity
 
         require_identity(identity, pair, n_ctx, activations)
-    ops = load_ops(chosen)
+    ops = load_ops(chosen, graphs)
     ops.set_threads(threads)
     return Engine(
         ops, pair, chosen, n_ctx, kv_type, activations, progress,
@@ -163,25 +168,18 @@ class Engine:
         self.config = target.config
         self.draft_config = None if pair.draft is None else pair.draft.config
         self.n_ctx, self.kv_type, self.activations = n_ctx, kv_type, activations
+        self.backend = backend_of(device, ops)
         self.plan = plan_pair(
-            ops, pair, n_ctx=n_ctx, kv_type=kv_type, activations=activations,
+            planner(device.kind), pair, n_ctx=n_ctx, kv_type=kv_type, activations=activations,
             max_rows=defaults.PREFILL_ROWS, logit_rows=defaults.LOGIT_ROWS, mtp=drafter == MTP,
         )  # fmt: skip
-        if device.kind == "cpu":
-            check_memory(self.plan.total)
-        self.allocator = Allocator(ops)
-        self.model = load_target(ops, target, n_ctx, self.allocator, progress)
-        self.work = Workspace(
-            self.allocator, ops, target.config, self.model.matrices(),
-            defaults.PREFILL_ROWS, defaults.LOGIT_ROWS, activations,
-        )  # fmt: skip
+        self.backend.check_memory(self.plan.total)
         self.draft = None
-        if pair.draft is not None:
-            from cudflash.draft_side import DraftSide
-
-            self.draft = DraftSide(
-                ops, pair, self.model, n_ctx, activations, full_block, progress
-            )
+        try:
+            self._load(pair, full_block, progress)
+        except BaseException:  # also an interrupt: what is on its way to a device is given back
+            self.backend.release()
+            raise
         self._target, self._mtp = target, None
         self.drafter = self.mtp_drafter if drafter == MTP else drafter
         self.closed = False
@@ -250,6 +248,30 @@ class Engine:
             self.model = self.work = self.draft = self.drafter = self.gguf = None
             self._target = self._mtp = None
             self.allocator = self._tokenizer = self._template = None
+            self.backend.release()
+
+    def _load(self, pair, full_block, progress):
+        """Allocate and fill everything that sessions share."""
+        ops, target = self.ops, pair.target
+        self.backend.reserve(self.plan.total - self.session_bytes())
+        self.allocator = Allocator(ops)
+        self.model = load_target(ops, target, self.n_ctx, self.allocator, progress)
+        self.work = Workspace(
+            self.allocator, ops, target.config, self.model.matrices(),
+            defaults.PREFILL_ROWS, defaults.LOGIT_ROWS, self.activations,
+        )  # fmt: skip
+        if pair.draft is not None:
+            from cudflash.draft_side import DraftSide
+
+            self.draft = DraftSide(
+                ops, pair, self.model, self.n_ctx, self.activations, full_block, progress
+            )
+        self.backend.prepare(self.plan.workspace)
+
+    def session_bytes(self):
+        """What of the plan one session allocates."""
+        draft = self.plan.draft
+        return self.plan.session_bytes + draft.get("kv", 0) + draft.get("io", 0)
 
     def check_open(self):
         """Raise UsageError after ``close``."""
@@ -450,7 +472,7 @@ class Engine:
             },
             "draft": None if self.draft is None else self.draft.describe(),
             "device": dict(vars(self.device)),
-            "kernel_path": kernel_path(self.device),
+            "kernel_path": self.backend.kernel_path(),
             "threads": self.ops.threads(),
             "n_ctx": self.n_ctx,
             "kv_type": self.kv_type,

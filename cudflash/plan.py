@@ -14,7 +14,7 @@ from cudflash.model.rope import table_bytes
 from cudflash.model.weights import weight_refs, weight_vectors
 
 TABLE_CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
-_SAMPLE_ROWS = 8
+_SAMPLE_ROWS = 64  # scratch of int8 rows is linear in multiples of it
 LAYOUT_OF_BLOCK = {1: "f32", 32: "q32", 256: "q256"}  # input of a product, by weight block
 
 
@@ -49,6 +49,7 @@ class Plan:
     contexts: tuple[ContextRow, ...]
     taps: int = 0  # captured layers of a block, for the draft
     state: int = 0  # of recurrent layers, checkpoints included; does not grow with the context
+    workspace: int = 0  # scratch that the ops of a GPU share
     draft: dict = field(default_factory=dict)  # bytes of the draft by the same kinds; {} without
 
     @property
@@ -56,9 +57,14 @@ class Plan:
         """Bytes of all kinds; ``mapped`` is not allocated and not counted."""
         return (
             self.weights + self.embedding + self.norms + self.rope + self.kv
-            + self.state + self.scratch + self.logits + self.io + self.taps
+            + self.state + self.scratch + self.logits + self.io + self.taps + self.workspace
             + sum(self.draft.values())
         )  # fmt: skip
+
+    @property
+    def session_bytes(self):
+        """What of it one conversation allocates for the target: its caches and small buffers."""
+        return self.kv + self.state + self.taps + 2 * self.max_rows * 4
 
     def to_dict(self):
         """Plain values, for JSON."""
@@ -109,7 +115,8 @@ def plan(
     -------
     Plan
     """
-    from cudflash.device import choose_device, load_ops
+    from cudflash.backend import planner
+    from cudflash.device import planned_kind
     from cudflash.pair import open_pair
 
     pair = open_pair(target, draft, draft_window=draft_window, draft_sink=draft_sink)
@@ -119,7 +126,7 @@ def plan(
         one_of("drafter", drafter, ("mtp",))
         require_mtp(pair.target, pair.gguf.path)
     return plan_pair(
-        load_ops(choose_device(device)),
+        planner(planned_kind(device)),
         pair,
         n_ctx=choose_context(n_ctx, pair.target.config.context_length),
         kv_type=kv_type,
@@ -131,7 +138,7 @@ def plan(
 
 
 def plan_pair(
-    ops,
+    backend,
     pair,
     *,
     n_ctx,
@@ -141,11 +148,12 @@ def plan_pair(
     logit_rows=defaults.LOGIT_ROWS,
     mtp=False,
 ):
-    """Plan an opened pair on a backend; parameters as in ``plan``, none optional but the rows.
+    """Plan an opened pair; parameters as in ``plan``, none optional but the rows.
 
-    ``mtp`` adds the target's MTP block.
+    ``backend`` comes from ``cudflash.backend.planner``; ``mtp`` adds the target's MTP block.
     """
-    target, draft = pair.target, pair.draft
+    ops, target, draft = backend.ops, pair.target, pair.draft
+    draft_config = None if draft is None else draft.config
     check_kv_type(kv_type)
     one_of("activations", activations, defaults.ACTIVATION_TYPES)
     config, weights = target.config, target.weights
@@ -169,19 +177,20 @@ def plan_pair(
 
     def varying(context):
         layers = kv_bytes(config, context, kv_type, max_rows, ops.CHUNK)
+        work = backend.workspace_bytes(config, draft_config, context, max_rows)
         drafting = _draft(ops, pair, context, activations)
         if mtp:
             from cudflash.mtp_side import mtp_memory
 
             drafting = mtp_memory(ops, target, context, kv_type, activations, max_rows)
-        return layers, _rope(config, context), drafting
+        return layers, _rope(config, context), work, drafting
 
-    kv_layers, rope, drafting = varying(n_ctx)
+    kv_layers, rope, workspace, drafting = varying(n_ctx)
     rows = []
     for context in sorted({*TABLE_CONTEXTS, n_ctx, config.context_length}):
         if context <= max(config.context_length, n_ctx):
-            layers, tables, of_draft = varying(context)
-            total = sum(fixed.values()) + sum(layers) + tables + sum(of_draft.values())
+            layers, tables, work, of_draft = varying(context)
+            total = sum(fixed.values()) + sum(layers) + tables + work + sum(of_draft.values())
             rows.append(ContextRow(context, sum(layers), total))
     return Plan(
         n_ctx=n_ctx,
@@ -191,6 +200,7 @@ def plan_pair(
         logit_rows=logit_rows,
         rope=rope,
         kv=sum(kv_layers),
+        workspace=workspace,
         draft=drafting,
         mapped=0 if embedding else embd.raw.nbytes,
         kv_layers=kv_layers,
@@ -233,10 +243,11 @@ def _rope(config, n_ctx):
 def _scratch(ops, config, refs, max_rows, activations):
     floats = sum(scratch_widths(config).values()) * max_rows * 4
     layouts = {(ref.shape[1], LAYOUT_OF_BLOCK[ref.type.block_size]) for ref in refs}
-    # linear in the rows: measured on a few, so that planning does not allocate what it plans
+    # measured on a few rows, so that planning does not allocate what it plans
+    sample = min(max_rows, _SAMPLE_ROWS)
     quantized = sum(
-        ops.quantized_rows(_SAMPLE_ROWS, k, layout, activations).nbytes
+        ops.quantized_rows(sample, k, layout, activations).nbytes
         for k, layout in layouts
         if layout in QUANTIZED_LAYOUTS
     )
-    return floats + quantized * max_rows // _SAMPLE_ROWS
+    return floats + quantized * max_rows // sample

@@ -29,6 +29,7 @@ class Session:
 
     def __init__(self, engine):
         self._engine = engine
+        engine.backend.reserve(engine.session_bytes())
         self._runner = Runner(
             engine.ops, engine.model, engine.work, engine.n_ctx, engine.kv_type,
             defaults.CHECKPOINTS,

@@ -11,31 +11,7 @@
 //   for each block of rows.
 // Twin: ops.cpu.matmul (docs/NUMERICS.md, 3).
 // Source: own; blocks as in ggml ggml-common.h.
-#include "common/activations.cuh"
-#include "common/formats32.cuh"
-#include "common/slices.cuh"
-
-#if !defined(FORMAT) || !defined(ROW_GROUPS)
-#error "FORMAT: name of the format; ROW_GROUPS: 1 or 2"
-#endif
-#define ROWS (32 * ROW_GROUPS)
-
-// Integer sums of 16 rows and 8 tokens, all planes.
-__device__ __forceinline__ void unit_sums(const u32 (&a)[4], const Fragment& x, int2 start,
-                                          int (&s)[4]) {
-  const int zero[4] = {0, 0, 0, 0};
-  int first[4] = {0, 0, 0, 0};
-  if (FORMAT::kStartShift >= 0) {
-    const int by = 1 << (FORMAT::kStartShift < 0 ? 0 : FORMAT::kStartShift);
-    first[0] = first[2] = start.x * by, first[1] = first[3] = start.y * by;
-  }
-  mma_m16n8k32_s8(s, a, {x.words[0], x.words[1]}, first);
-  if (PLANES == 1) return;
-  int high[4];
-  mma_m16n8k32_s8(high, a, {x.words[2 * PLANES - 2], x.words[2 * PLANES - 1]}, zero);
-#pragma unroll
-  for (int e = 0; e < 4; e++) s[e] += 256 * high[e];
-}
+#include "common/product32.cuh"
 
 extern "C" __global__ void __launch_bounds__(256 * ROW_GROUPS, 1)
 matmul_q32(float* __restrict__ out, i64 out_stride, const u8* __restrict__ tiles,
@@ -55,31 +31,8 @@ matmul_q32(float* __restrict__ out, i64 out_stride, const u8* __restrict__ tiles
     int last = slice_begin(units, slice + 1);
 #pragma unroll 4
     for (int u = slice_begin(units, slice); u < last; u++) {
-      u32 a[2][4];
-      float dw[4], mw[4];
-      FORMAT::load(tiles + static_cast<i64>(u) * FORMAT::kTileBytes, lane, a, dw, mw);
-#pragma unroll
-      for (int j = 0; j < TOKEN_TILES; j++) {
-        int at = u * TOKENS + 8 * j;
-        Fragment x = load_fragment(codes + (u * TOKEN_TILES + j) * 32);
-        float2 xd = __ldg(reinterpret_cast<const float2*>(d + at));
-        int2 begin = {0, 0};
-        float2 xs = {0.0f, 0.0f};
-        if (FORMAT::kStartShift >= 0) begin = __ldg(reinterpret_cast<const int2*>(start + at));
-        if (FORMAT::kHasMin) xs = __ldg(reinterpret_cast<const float2*>(sum + at));
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-          int s[4];
-          unit_sums(a[i], x, begin, s);
-#pragma unroll
-          for (int e = 0; e < 4; e++) {
-            float& to = acc[i][j][e];
-            int row = 2 * i + (e >> 1);
-            to = fma_rn(from_int(s[e]), mul_rn(dw[row], e & 1 ? xd.y : xd.x), to);
-            if (FORMAT::kHasMin) to = fma_rn(mw[row], e & 1 ? xs.y : xs.x, to);
-          }
-        }
-      }
+      add_unit(tiles + static_cast<i64>(u) * FORMAT::kTileBytes, codes + u * TOKEN_TILES * 32,
+               d + u * TOKENS, start + u * TOKENS, sum + u * TOKENS, acc);
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {

@@ -8,7 +8,7 @@
 //   Fragment: sum(q) << e of the 16 runs of 16, cut in signed bytes, s = 256 * high + low; lane
 //   4 g + t has runs 4 t .. 4 t + 3 of token g: low bytes, high bytes, for each plane.
 // Launch: grid (ceil(K / 1024), ceil(M / TOKENS) * TOKENS), block 128. K a multiple of 256.
-// Defines: PLANES 1 | 2, TOKEN_TILES 1 | 2.
+// Defines: PLANES 1 | 2, TOKEN_TILES 1 | 2 | 4.
 // Accumulates in: int32 sums; a row's result depends on the row alone.
 // Reads/writes: M K 4 read; M K (PLANES * 9 / 8 + 6 / 256) written.
 // Twin: ops.cpu.quantize_rows, layout q256 (docs/NUMERICS.md, 2).

@@ -4,7 +4,7 @@
 //   TOKENS tokens: codes (K / 32, TOKEN_TILES, 32) Fragment, d (K / 32, TOKENS) f32,
 //   start (K / 32, TOKENS) i32, sum (K / 32, TOKENS) f32.
 // Launch: grid (ceil(K / 1024), ceil(M / TOKENS) * TOKENS), block 128. K a multiple of 32.
-// Defines: PLANES 1 | 2, TOKEN_TILES 1 | 2.
+// Defines: PLANES 1 | 2, TOKEN_TILES 1 | 2 | 4.
 // Accumulates in: int32 sums; a row's result depends on the row alone.
 // Reads/writes: M K 4 read; M K (PLANES + 12 / 32) written.
 // Twin: ops.cpu.quantize_rows, layout q32 (docs/NUMERICS.md, 2).

@@ -37,13 +37,11 @@ class Ours:
 
     def settings(self):
         """Return the settings without which a figure cannot be compared with another."""
-        from cudflash.device import kernel_path
-
         engine = self.engine
         return {
             "activations": engine.activations,
             "kv_type": engine.kv_type,
-            "kernel_path": kernel_path(engine.device),
+            "kernel_path": engine.backend.kernel_path(),
         }
 
     def _token_times(self, session, prompt, n_tokens):

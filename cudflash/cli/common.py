@@ -235,7 +235,7 @@ device_option = click.option(
     "--device",
     default="auto",
     show_default=True,
-    metavar="auto|cpu|cuda",
+    metavar="auto|cpu|cuda|cuda:N",
     help="Device; cuda fails where there is none, auto says what it chose and why.",
 )
 
@@ -243,6 +243,11 @@ device_options = options(
     device_option,
     click.option(
         "-t", "--threads", type=int, help="CPU threads; default and -1: the physical cores."
+    ),
+    click.option(
+        "--no-graph",
+        is_flag=True,
+        help="On a GPU, start every kernel by itself instead of replaying graphs; same bits.",
     ),
 )
 

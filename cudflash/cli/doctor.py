@@ -14,7 +14,7 @@ from cudflash.errors import CudflashError, DeviceError
     "--device",
     default="auto",
     show_default=True,
-    metavar="auto|cpu|cuda",
+    metavar="auto|cpu|cuda|cuda:N",
     help="The device that has to work.",
 )
 @json_option
@@ -53,13 +53,14 @@ def examine(device, output):
     except DeviceError as err:
         problems.append(str(err))
     gpu = cupy_state()
-    problems += gpu.problems
+    problems += [problem for problem in gpu.problems if problem not in problems]
     cpu = {"name": cpu_name(), "threads": physical_cores(), **_cpu_ops(output, problems)}
+    cuda = _cuda_ops(chosen, output, problems)
     return {
-        "ok": chosen is not None and (chosen.kind != "cpu" or cpu["works"]),
+        "ok": chosen is not None and (cuda["works"] if chosen.kind == "cuda" else cpu["works"]),
         "device": vars(chosen) if chosen else None,
         "cpu": cpu,
-        "gpu": gpu.to_dict(),
+        "gpu": {**gpu.to_dict(), **cuda},
         "versions": versions(),
         "problems": problems,
     }
@@ -98,6 +99,28 @@ def _cpu_ops(output, problems):
     return facts
 
 
+def _cuda_ops(device, output, problems):
+    """Run one small kernel on the chosen GPU: the compiler, the driver and the card together."""
+    facts = {"works": False, "arch": None, "free_bytes": None, "total_bytes": None}
+    if device is None or device.kind != "cuda":
+        return facts
+    from cudflash.cli.kernels import CompileNotice
+    from cudflash.device import load_ops
+
+    try:
+        ops = load_ops(device)
+        facts["arch"] = ops.driver.arch
+        facts["free_bytes"], facts["total_bytes"] = ops.memory()
+        with CompileNotice(output):
+            facts["works"] = _adds(ops)
+    except (CudflashError, RuntimeError) as err:
+        problems.append(" ".join(str(err).split()))
+        return facts
+    if not facts["works"]:
+        problems.append(f"{device.name} computed a wrong sum; the card or its driver is broken")
+    return facts
+
+
 def _adds(ops):
     import numpy as np
 
@@ -119,6 +142,14 @@ def show(output, found):
         ("kernel cache", cpu["cache_dir"] or "none is writable"),
         ("GPU", gpu["state"]),
     ]
+    if gpu["driver"]:
+        rows.append(("driver", f"CUDA {gpu['driver']}"))
+    if gpu["nvrtc"]:
+        rows.append(("NVRTC", gpu["nvrtc"]))
+    if gpu["total_bytes"]:
+        free, total = (n / 2**30 for n in (gpu["free_bytes"], gpu["total_bytes"]))
+        works = "works" if gpu["works"] else "does not work"
+        rows.append(("CUDA op set", f"{works}, {gpu['arch']}, {free:.1f} of {total:.1f} GiB free"))
     rows += [(name, number or "missing") for name, number in found["versions"].items()]
     output.table([(name, str(value)) for name, value in rows])
     for problem in found["problems"]:

@@ -1,4 +1,4 @@
-"""Tell the user about the one-time compilation of CPU kernels while it happens."""
+"""Tell the user about the one-time compilation of kernels while it happens."""
 
 from cudflash.cli.interrupts import listen
 
@@ -18,9 +18,11 @@ class CompileNotice:
 
     def __enter__(self):
         from cudflash.ops.cpu import jit
+        from cudflash.ops.cuda import compiler
 
         listen()  # first: a kernel that Ctrl-C prevents is not counted
         jit.on_compile(self._compiling)
+        compiler.on_compile(self._compiling)
         return self
 
     def __exit__(self, *exc):
@@ -37,17 +39,18 @@ class CompileNotice:
             return
         if not self._announced:
             self._announced = True
-            self._output.note("compiling kernels for this processor ...")  # kept? told at the end
+            self._output.note("compiling kernels for this machine ...")  # kept? told at the end
         self._output.progress(f"compiling kernel {self._count}: {name}")
 
 
 def _kept():
     from cudflash.ops.cpu import jit
+    from cudflash.ops.cuda import compiler
 
     folder = jit.cache_dir()
     if folder is None:
         return "at every start, no folder is writable; set CUDFLASH_CACHE to one of your own"
-    if not jit.stored():
+    if not jit.stored() or not compiler.stored():
         return (
             f"at every start, {folder} took not all of them; make room there or set "
             "CUDFLASH_CACHE to another folder"

@@ -28,6 +28,7 @@ _KINDS = (
     ("kv", "KV cache"),
     ("state", "recurrent state"),
     ("scratch", "scratch"),
+    ("workspace", "scratch of a GPU's ops"),
     ("logits", "logits"),
     ("io", "ids and positions"),
     ("taps", "captured layers"),

@@ -85,6 +85,7 @@ def take_engine(params):
         "n_ctx": params.pop("n_ctx"),
         "kv_type": params.pop("kv_type"),
         "activations": params.pop("activations"),
+        "graphs": not params.pop("no_graph"),
     }
     return {**draft, **{name: value for name, value in wanted.items() if value is not None}}
 
@@ -173,9 +174,10 @@ def engine_line(engine, model, explanation):
     """The first line after loading: what runs, where and why, and with which settings."""
     device = engine.device
     threads = engine.ops.threads()
+    with_threads = f", {threads} thread{'' if threads == 1 else 's'}" if threads else ""
     return visible(
-        f"{file_name(model)} ({engine.config.arch}) on {device.kind}: {device.name}, "
-        f"{threads} thread{'' if threads == 1 else 's'} ({device.reason}); "
+        f"{file_name(model)} ({engine.config.arch}) on {device.kind}: {device.name}"
+        f"{with_threads} ({device.reason}); "
         f"{draft_phrase(engine, explanation)}; context {engine.n_ctx}; KV {engine.kv_type}; "
         f"activations {engine.activations}"
     )

@@ -11,10 +11,10 @@
 #error "PLANES: 1 (int8) or 2 (int8x2)"
 #endif
 #ifndef TOKEN_TILES
-#error "TOKEN_TILES: 1 (up to 8 tokens a pass) or 2 (up to 16)"
+#error "TOKEN_TILES: 1, 2 or 4 (8, 16 or 32 tokens a pass)"
 #endif
 static_assert(PLANES == 1 || PLANES == 2, "PLANES is 1 or 2");
-static_assert(TOKEN_TILES == 1 || TOKEN_TILES == 2, "TOKEN_TILES is 1 or 2");
+static_assert(TOKEN_TILES == 1 || TOKEN_TILES == 2 || TOKEN_TILES == 4, "1, 2 or 4");
 #define TOKENS (8 * TOKEN_TILES)
 
 struct __align__(8 * PLANES) Fragment {

@@ -29,3 +29,14 @@ __device__ __forceinline__ void add_slices(const float (*part)[ROWS][COLUMNS], i
     out[(first_token + token) * out_stride + first_row + row] = sum;
   }
 }
+
+// Store a finished accumulator fragment of 16 rows and 8 tokens.
+__device__ __forceinline__ void store_fragment(const float (&v)[4], float* out, i64 out_stride,
+                                               int first_row, int n, int first_token, int m) {
+  int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int e = 0; e < 4; e++) {
+    int row = first_row + (lane >> 2) + 8 * (e >> 1), token = first_token + 2 * (lane & 3) + (e & 1);
+    if (row < n && token < m) out[token * out_stride + row] = v[e];
+  }
+}

@@ -82,10 +82,10 @@ def pytest_collection_modifyitems(items):
 def pytest_benchmark_update_machine_info(config, machine_info):
     """Keep what makes two runs comparable, and no name of a host."""
     from cudflash.bench.machine import facts
-    from cudflash.device import choose_device, kernel_path
+    from cudflash.backend import planner
 
     machine_info.clear()
-    machine_info.update(facts(), kernel_path=kernel_path(choose_device("cpu")), threads=1)
+    machine_info.update(facts(), kernel_path=planner("cpu").kernel_path(), threads=1)
 
 
 @pytest.hookimpl(optionalhook=True)

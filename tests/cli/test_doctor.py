@@ -120,7 +120,7 @@ def test_first_compilation_is_told_once(tmp_path):
     """A minute of silence at the first start, or a message at every start."""
     env = {"CUDFLASH_CACHE": str(tmp_path / "kernels"), "CUDFLASH_CPU_ISA": "generic"}
     first = finish(program("doctor", env=env), timeout=300)
-    assert "compiling kernels for this processor" in first.err
+    assert "compiling kernels for this machine" in first.err
     assert f"(once, cached in {tmp_path}" in first.err
     assert "compil" not in finish(program("doctor", env=env)).err
 
@@ -147,3 +147,53 @@ def test_probe_survives_whatever_importing_cupy_does(tmp_path):
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0 and "cannot be imported (SystemExit: 3)" in done.stdout
+
+
+# A stand-in whose driver answers; %s is what getDeviceProperties returns, %s the compiler.
+FAKE_CARD = """
+class cuda:
+    class runtime:
+        @staticmethod
+        def driverGetVersion():
+            return %s
+        @staticmethod
+        def getDeviceCount():
+            %s
+        @staticmethod
+        def getDeviceProperties(index):
+            return {"name": b"Test GPU", "major": %s, "minor": %s, "multiProcessorCount": 1}
+    class nvrtc:
+        @staticmethod
+        def getVersion():
+            %s
+        @staticmethod
+        def getSupportedArchs():
+            return [75, 80, 90]
+"""
+
+
+@pytest.mark.parametrize(
+    "card, words",
+    [
+        ((11040, "raise RuntimeError('cudaErrorInsufficientDriver: x')", 9, 0, "return 13, 0"),
+         "CUDA 11.4, which is too old"),
+        ((13000, "return 1", 6, 1, "return 13, 0"), "compute capability 6.1"),
+        ((13000, "return 1", 12, 0, "return 12, 4"), "does not compile for Test GPU"),
+        ((13000, "return 1", 9, 0, "raise RuntimeError('libnvrtc.so.13')"), "libnvrtc.so.13"),
+    ],
+    ids=["old driver", "old card", "old compiler", "no compiler"],
+)
+def test_card_that_cannot_be_used_is_one_sentence(tmp_path, card, words):
+    """Driver, card and compiler that do not go together: CUDA's own error, or the CPU in silence."""
+    env = fake_cupy(tmp_path, FAKE_CARD % card, "cupy-cuda13x")
+    done = finish(program("doctor", "--json", "--device", "cuda", env=env), timeout=300)
+    assert done.code == 6 and "Traceback" not in done.err
+    found = done.json["problems"]
+    assert any(words in problem for problem in found) and not any("\n" in p for p in found)
+
+
+def test_card_out_of_range_is_named(tmp_path):
+    """cuda:3 on a machine with one card."""
+    env = fake_cupy(tmp_path, FAKE_CARD % (13000, "return 1", 9, 0, "return 13, 0"), "cupy-cuda13x")
+    done = finish(program("doctor", "--json", "--device", "cuda:3", env=env), timeout=300)
+    assert done.code == 6 and "cuda:0 Test GPU" in done.json["problems"][0]

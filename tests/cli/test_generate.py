@@ -35,7 +35,7 @@ def test_first_line_tells_what_runs_where_and_why(cli, model):
     """A user who believes that a draft or a GPU is at work."""
     done = cli("generate", model, *PROMPT, "-n", 1, "-c", 256, "-t", 1)
     first = next(line for line in done.err.splitlines() if "compil" not in line)
-    for words in ("llama-kq.gguf", "cpu", "1 thread ", "no CUDA", "no draft: ", "context 256",
+    for words in ("llama-kq.gguf", "cpu", "1 thread ", "CuPy", "no draft: ", "context 256",
                   "KV f16", "activations int8x2"):  # fmt: skip
         assert words in first
 

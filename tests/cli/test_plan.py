@@ -59,9 +59,17 @@ def test_sizes_are_read_in_powers_of_1024():
 
 @pytest.mark.parametrize(
     "args, words", [(["x"], "'x'"), (["--memory", "much"], "much"), (["-c", "-3"], "n_ctx"),
-                    (["--kv-type", "q1"], "f16"), (["--device", "cuda"], "cuda")]
+                    (["--kv-type", "q1"], "f16"), (["--device", "tpu"], "tpu")]
 )  # fmt: skip
 def test_bad_arguments_are_one_sentence(cli, model, args, words):
     """A traceback of the planner."""
     done = cli("plan", model, *args)
     assert done.code in (2, 6) and words in done.sentence
+
+
+def test_plan_for_a_gpu_needs_none(cli, model):
+    """Whether a model fits a card can only be asked where the card is; or the CPU's sizes."""
+    gpu, cpu = (cli("plan", model, "--json", "--device", d).json for d in ("cuda", "cpu"))
+    assert gpu["workspace"] > 0 and gpu["embedding"] > 0 and gpu["mapped"] == 0
+    assert cpu["workspace"] == cpu["embedding"] == 0 and cpu["mapped"] > 0
+    assert b"scratch of a GPU's ops" in cli("plan", model, "--device", "cuda:1").out

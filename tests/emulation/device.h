@@ -178,6 +178,7 @@ static inline int __float_as_int(float a) { int r; memcpy(&r, &a, 4); return r; 
 static inline float __int_as_float(int a) { float r; memcpy(&r, &a, 4); return r; }
 static inline unsigned __float_as_uint(float a) { unsigned r; memcpy(&r, &a, 4); return r; }
 static inline float __uint_as_float(unsigned a) { float r; memcpy(&r, &a, 4); return r; }
+static inline int __popc(unsigned a) { return __builtin_popcount(a); }
 static inline int __dp4a(int a, int b, int c) {
   for (int i = 0; i < 32; i += 8) c += (int8_t)(a >> i) * (int8_t)(b >> i);
   return c;

@@ -94,6 +94,25 @@ def matmul(x, w, activations, token_tiles=1, row_tiles=2, row_groups=1, *, mode=
     return out
 
 
+def prefill(x, w, activations, token_tiles=4, row_tiles=1, row_groups=4, *, mode="fast", **how):
+    """The product of :func:`matmul` by the kernels for many tokens."""
+    m = len(x)
+    xq = quantize(x, w.layout, activations, token_tiles, mode=mode, **how)
+    planes = {"int8": 1, "int8x2": 2}[activations]
+    defines = [f"FORMAT={w.type}", f"PLANES={planes}", f"TOKEN_TILES={token_tiles}",
+               f"ROW_GROUPS={row_groups}", f"SLICES={n_slices(w.k)}"]
+    rows = 32 * row_groups
+    if w.layout == "q256":
+        defines.append(f"ROW_TILES={row_tiles}")
+        rows = 16 * row_tiles * row_groups
+    out = aligned((m, w.n), np.float32)
+    run = kernel(f"prefill_{w.layout}", *defines, mode=mode)
+    run((-(-w.n // rows), -(-m // (8 * token_tiles))), (32 * row_groups,),
+        (out, np.int64(w.n), w.data, *xq.values(), np.int32(m), np.int32(w.n), np.int32(w.k)),
+        **how)
+    return out
+
+
 def matmul_float(x, raw, name, tokens, *, mode="fast", **how):
     """Product of float rows and a matrix of F32, F16 or BF16 rows (n, row_bytes)."""
     m, k = x.shape
@@ -210,3 +229,125 @@ def embed_rows(raw, name, k, ids, scale, *, mode="fast", **how):
         (out, np.int64(k), raw, np.int64(raw.shape[1]), np.int32(len(raw)), to_device(ids),
          np.int32(k), np.float32(scale)), **how)
     return out
+
+
+def attention_prefill(q, cache_k, cache_v, positions, window, scale, softcap, *, mode="fast",
+                      **how):
+    """Attention of many rows q (M, H, D) over caches on the device."""
+    m, n_heads, d = q.shape
+    n_kv_heads, capacity = cache_v.shape[:2]
+    out, stride = aligned(q.shape, np.float32), np.int64(n_heads * d)
+    pairs = 64 if d <= 128 else 32
+    kernel("attention_prefill", f"HEAD_DIM={d}", f"KV_BITS={8 * cache_k.itemsize}", mode=mode)(
+        (-(-m * (n_heads // n_kv_heads) // pairs), n_kv_heads), (256,),
+        (out, stride, to_device(q), stride, _bits(cache_k), _bits(cache_v), to_device(positions),
+         np.int32(m), np.int32(n_heads), np.int32(capacity), np.int32(window), np.float32(scale),
+         np.float32(softcap)), **how)
+    return out
+
+
+def attention_span(q, cache, sink, ranges, n_sink, scale, softcap, *, threads=256, mode="fast",
+                   **how):
+    """Attention of q (M, H, D) over pinned rows and spans; ``sink`` is a pair of caches or None."""
+    m, n_heads, d = q.shape
+    n_kv_heads, capacity = cache[1].shape[:2]
+    pinned = 0 if sink is None else sink[1].shape[1]
+    slots = capacity // 128 + 1 + pinned // 128
+    built = module("attention_span", f"HEAD_DIM={d}", f"KV_BITS={8 * cache[0].itemsize}", mode=mode)
+    records, out = aligned((m, n_heads, slots, d + 4), np.float32), aligned(q.shape, np.float32)
+    ranges, stride = to_device(np.asarray(ranges, np.int32)), np.int64(n_heads * d)
+    count = None if sink is None else to_device(np.array([n_sink], np.int32))
+    sinks = (None, None) if sink is None else map(_bits, sink)
+    built.get_function("span_chunks")(
+        (slots, n_kv_heads), (threads,),
+        (to_device(q), stride, *map(_bits, cache), *sinks, ranges, count, records, np.int32(m),
+         np.int32(n_heads), np.int32(capacity), np.int32(pinned), np.float32(scale),
+         np.float32(softcap)), **how)
+    built.get_function("span_merge")(
+        (n_heads, m), (d,), (out, stride, records, ranges, count, np.int32(slots),
+                             np.int32(capacity), np.int32(pinned)), **how)
+    return out
+
+
+def dynamic_conv(x, dyn, base, side, group, *, mode="fast", **how):
+    """Convolved rows of x (B, C)."""
+    (n_rows, width), n_taps = x.shape, base.shape[1]
+    out = aligned(x.shape, np.float32)
+    kernel("dynamic_conv", mode=mode)(
+        (-(-width // 256), n_rows), (256,),
+        (out, np.int64(width), to_device(x), np.int64(width), to_device(dyn),
+         np.int64(dyn.shape[1]), to_device(base), np.int32(width), np.int32(n_taps),
+         np.int32(side * n_taps), np.int32(group)), **how)
+    return out
+
+
+def selector_lattice(succ, pred, gate, unary, *, mode="fast", **how):
+    """Scores (T, K, K) of all pairs of candidates."""
+    n_rows, k, rank = succ.shape
+    out = aligned((n_rows, k, k), np.float32)
+    module("selector", mode=mode).get_function("selector_lattice")(
+        (k, n_rows), (256,),
+        (out, *map(to_device, (succ, pred, gate, unary)), np.int32(k), np.int32(rank)), **how)
+    return out
+
+
+def selector_walk(lattice, candidate_ids, *, mode="fast", **how):
+    """(tokens, index, scores, confidence) of the greedy walk."""
+    n_rows, k = candidate_ids.shape
+    outputs = [aligned((n_rows,), dtype) for dtype in (np.int32, np.int32, np.float32, np.float32)]
+    module("selector", mode=mode).get_function("selector_walk")(
+        (1,), (32,), (*outputs, to_device(lattice), to_device(candidate_ids), np.int32(n_rows),
+                      np.int32(k)), **how)
+    return outputs
+
+
+def top_k(logits, k, *, mode="fast", **how):
+    """(ids, values) of the k largest logits of every row."""
+    m, n = logits.shape
+    spans, kept = -(-n // 4096), min(k, 4096)
+    built = module("top_k", mode=mode)
+    values, ids = aligned((m, spans, kept), np.float32), aligned((m, spans, kept), np.int32)
+    built.get_function("top_k_spans")(
+        (spans, m), (256,), (to_device(logits), np.int64(n), values, ids, np.int32(n), np.int32(k)),
+        **how)
+    out_ids, out_values = aligned((m, k), np.int32), aligned((m, k), np.float32)
+    built.get_function("top_k_merge")(
+        (m,), (32,), (out_ids, np.int64(k), out_values, np.int64(k), values, ids, np.int32(spans),
+                      np.int32(k)), **how)
+    return out_ids, out_values
+
+
+def check_finite(x, *, mode="fast", **how):
+    """1 if all of x (M, N) is finite, else 0."""
+    m, n = x.shape
+    spans = -(-n // 8192)
+    built = module("check_finite", mode=mode)
+    parts, flag = aligned((m * spans,), np.int32), aligned((1,), np.int32)
+    if x.size:
+        built.get_function("finite_spans")(
+            (spans, m), (256,), (to_device(x), np.int64(n), parts, np.int32(n)), **how)
+    built.get_function("finite_merge")((1,), (256,), (flag, parts, np.int32(m * spans)), **how)
+    return int(flag[0])
+
+
+def accept_greedy(drafts, best, finite, stop_ids, *, mode="fast", **how):
+    """(finite, accepted, end, tokens, rows to commit) of a verified block."""
+    n = len(drafts)
+    outcome, count = aligned((5 + n,), np.int32), aligned((1,), np.int32)
+    scalars = [to_device(np.array([v], np.int32)) for v in (finite, n)]
+    stops = to_device(np.array(sorted(stop_ids), np.int32)) if stop_ids else None
+    module("accept", mode=mode).get_function("accept_greedy")(
+        (1,), (32,), (outcome, count, to_device(np.array(drafts, np.int32)),
+                      to_device(np.array(best, np.int32)), *scalars, stops,
+                      np.int32(len(stop_ids))), **how)
+    head, tokens = outcome[:4].tolist(), outcome[4:4 + outcome[2]].tolist()
+    return head[0], head[1], head[3], tokens, int(count[0])
+
+
+def commit_rows(length, count, sink, n_rows, *, mode="fast", **how):
+    """(all, ring, pinned, new length) for the rows of a block."""
+    positions = [aligned((n_rows,), np.int32) for _ in range(3)]
+    length, count = (to_device(np.array([v], np.int32)) for v in (length, count))
+    module("accept", mode=mode).get_function("commit_rows")(
+        (1,), (32,), (*positions, length, count, np.int32(sink), np.int32(n_rows)), **how)
+    return (*(p.tolist() for p in positions), int(length[0]))

@@ -124,3 +124,31 @@ extern "C" __global__ void products(float* a, int n) {
   a[5] = a[6] * a[7];
   a[8] = a[9] * (float)(1 + n);
 }
+
+extern "C" __global__ void strided_read(float* a, int n) {
+  float v = threadIdx.x < 32 ? a[2 * threadIdx.x] : 0;
+  __syncthreads();
+  a[threadIdx.x] = v;
+}
+
+extern "C" __global__ void read_off_by_a_sector(float* a, int n) {
+  float v = threadIdx.x < 32 ? a[threadIdx.x + 4] : 0;
+  __syncthreads();
+  a[threadIdx.x] = v;
+}
+
+extern "C" __global__ void bank_conflict(float* a, int n) {
+  __shared__ float s[32][32];
+  int t = threadIdx.x;
+  if (t < 32) s[t][0] = a[t];
+  __syncthreads();
+  a[t] = s[t % 32][0];
+}
+
+extern "C" __global__ void bank_conflict_of_16_bytes(float* a, int n) {
+  __shared__ float4 s[64];
+  int t = threadIdx.x;
+  s[t] = make_float4(a[t], 1, 2, 3);
+  __syncthreads();
+  a[t] = s[8 * (t % 8)].x + s[t].y;
+}

@@ -12,9 +12,13 @@ import re
 import shutil
 import subprocess
 import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
+from cudflash.ops.cuda.source import kernels_in, splice
 
 HERE = Path(__file__).resolve().parent
 KERNELS = HERE.parents[1] / "raw_kernels"
@@ -31,10 +35,41 @@ _MODES = {
                   "-fsanitize-undefined-trap-on-error"],
 }
 _SCHEDULES = ("in order", "reverse", "random")
-_KERNEL = re.compile(
-    r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(')
 _SCALARS = {"i": (np.int32, np.uint32), "q": (np.int64, np.uint64), "f": (np.float32,),
             "d": (np.float64,)}
+
+
+@dataclass(frozen=True, order=True)
+class Access:
+    """A load or store of a kernel's source."""
+
+    kernel: str
+    line: str
+    space: str  # "global" or "shared"
+    direction: str  # "read" or "write"
+    n_bytes: int  # of one thread
+
+
+_counts = None
+
+
+@contextmanager
+def counting():
+    """Count what the launches of checking builds cost.
+
+    Yields
+    ------
+    dict of Access -> (requests, cost, least)
+        Requests of whole warps. Global memory: 32-byte sectors touched, and the fewest that hold
+        the bytes asked for. Shared memory: passes over the banks, and the passes without a
+        conflict.
+    """
+    global _counts
+    _counts = counts = {}
+    try:
+        yield counts
+    finally:
+        _counts = None
 
 
 class LaunchError(RuntimeError):
@@ -88,28 +123,62 @@ class HostModule:
     """
 
     def __init__(self, path, defines=(), mode="fast"):
-        self.path, self.mode = Path(path).resolve(), mode
-        self.names = _KERNEL.findall(self.path.read_text(encoding="utf-8"))  # written out, no macros
-        self._file = _built(self.path, tuple(defines), mode, self.names)
+        path = Path(path)
+        self._load(path.stem, splice(path.name, path.read_text(encoding="utf-8")), defines, mode)
+
+    @classmethod
+    def from_text(cls, stem, text, defines=(), mode="fast"):
+        """Module of a spliced text, as the launcher gives it to NVRTC."""
+        made = object.__new__(cls)
+        made._load(stem, text, defines, mode)
+        return made
+
+    def _load(self, stem, text, defines, mode):
+        self.mode, self.names = mode, kernels_in(text)
+        self._file = _built(stem, text, tuple(defines), mode, self.names)
         self._library = ctypes.CDLL(str(self._file))
         self._library.emulation_message.restype = ctypes.c_char_p
         self._library.emulation_schedule.argtypes = [ctypes.c_int, ctypes.c_uint64]
 
+    def signature(self, name):
+        """Kinds of a kernel's arguments: p pointer, i 32-bit and q 64-bit integer, f float."""
+        read = getattr(self._library, f"signature_{name}")
+        read.restype = ctypes.c_char_p
+        return read().decode()
+
+    def run(self, name, grid, block, shared_mem, table, buffers=(), schedule="in order", seed=0):
+        """Run a kernel on the address of an array of argument addresses, as cuLaunchKernel does.
+
+        ``buffers`` are (address, bytes) of all memory, for the checking mode.
+        """
+        self._library.emulation_schedule(_SCHEDULES.index(schedule), seed)
+        if self.mode == "check":
+            self._library.emulation_clear_buffers()
+            for address, n_bytes in buffers:
+                self._library.emulation_add_buffer(ctypes.c_void_p(address),
+                                                   ctypes.c_size_t(n_bytes))
+        run = getattr(self._library, f"launch_{name}")
+        if run(_triple(grid), _triple(block), ctypes.c_size_t(shared_mem), ctypes.c_void_p(table)):
+            raise LaunchError(f"{name}: {self._message()}")
+
     def get_function(self, name):
         """Callable ``(grid, block, args, shared_mem=0, schedule="in order", seed=0)``."""
         run = getattr(self._library, f"launch_{name}")
-        read = getattr(self._library, f"signature_{name}")
-        read.restype = ctypes.c_char_p
-        signature = read().decode()
+        signature = self.signature(name)
 
         def call(grid, block, args, shared_mem=0, *, schedule="in order", seed=0):
             values = _check_arguments(name, signature, args)
             self._library.emulation_schedule(_SCHEDULES.index(schedule), seed)
             if self.mode == "check":
                 self._declare_buffers(args)
+            count = _counts is not None and self.mode == "check"
+            if count:
+                self._library.emulation_count(1)
             pointers = (ctypes.c_void_p * len(values))(*(v.ctypes.data for v in values))
             if run(_triple(grid), _triple(block), ctypes.c_size_t(shared_mem), pointers):
                 raise LaunchError(f"{name}: {self._message()}")
+            if count:
+                self._collect(name)
 
         return call
 
@@ -122,13 +191,30 @@ class HostModule:
 
     def _message(self):
         text = self._library.emulation_message().decode()
+        found = self._lines(re.findall(r"@([0-9a-f]+)", text))
+        return re.sub(r"@([0-9a-f]+)", lambda match: found[match[1]], text)
 
-        def line(match):
-            found = subprocess.run(["addr2line", "-e", self._file, match[1]], capture_output=True,
-                                   text=True, check=False).stdout.strip()
-            return found.rsplit("/", 1)[-1].split(" ")[0] or "?"
+    def _lines(self, places):
+        """{offset in the library: "file:line" of the kernel's source}."""
+        if not places:
+            return {}
+        text = subprocess.run(["addr2line", "-i", "-a", "-e", self._file, *places],
+                              capture_output=True, text=True, check=False).stdout
+        lines = {}
+        for place, part in zip(places, re.split(r"^0x[0-9a-f]+\n", text, flags=re.M)[1:]):
+            frames = [f.rsplit("/", 1)[-1].split(" ")[0] for f in part.split("\n") if f]
+            own = [f for f in frames if not f.startswith("device.h")]  # not __ldg itself
+            lines[place] = (own or frames or ["?"])[0]
+        return {place: lines.get(place, "?") for place in places}
 
-        return re.sub(r"@([0-9a-f]+)", line, text)
+    def _collect(self, name):
+        self._library.emulation_count(0)
+        self._library.emulation_counted.restype = ctypes.c_char_p
+        rows = [row.split() for row in self._library.emulation_counted().decode().splitlines()]
+        lines = self._lines([row[0][1:] for row in rows])
+        for place, space, direction, n_bytes, *numbers in rows:
+            key = Access(name, lines[place[1:]], space, direction, int(n_bytes))
+            _counts[key] = tuple(a + int(b) for a, b in zip(_counts.get(key, (0, 0, 0)), numbers))
 
 
 def _triple(shape):
@@ -171,24 +257,22 @@ def _run(command):
         raise RuntimeError(f"{' '.join(map(str, command))} failed:\n{done.stderr[-4000:]}")
 
 
-def _built(path, defines, mode, names):
-    """Shared library of a kernel file; kept in the cache under the hash of all that went in."""
-    digest = hashlib.sha256(repr((_COMMON, _MODES[mode], defines, str(path))).encode())
-    sources = [path, *sorted(KERNELS.rglob("*.cuh")), *sorted(HERE.glob("*.h")),
-               *sorted(HERE.glob("*.cpp"))]
-    for source in sources:
+def _built(stem, text, defines, mode, names):
+    """Shared library of a spliced text; kept in the cache under the hash of all that went in."""
+    digest = hashlib.sha256(repr((_COMMON, _MODES[mode], defines, text)).encode())
+    for source in [*sorted(HERE.glob("*.h")), *sorted(HERE.glob("*.cpp"))]:
         digest.update(source.read_bytes())
-    out = _cache_dir() / f"{path.stem}-{mode}-{digest.hexdigest()[:24]}.so"
+    out = _cache_dir() / f"{stem}-{mode}-{digest.hexdigest()[:24]}.so"
     if out.exists():
         return out
     with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
         scratch = Path(scratch)
         unit = scratch / "unit.cpp"
         exports = "".join(f"EMULATED_KERNEL({name})\n" for name in names)
-        unit.write_text(f'#include "device.h"\n#include "{path}"\n{exports}')
+        unit.write_text(f'#include "device.h"\n{text}#line 1 "exports"\n{exports}')
         kernel = scratch / "kernel.o"
-        _run(["g++", *_COMMON, *_MODES[mode], f"-I{KERNELS}", *(f"-D{d}" for d in defines),
-              "-c", unit, "-o", kernel])
+        _run(["g++", *_COMMON, *_MODES[mode], *(f"-D{d}" for d in defines), "-c", unit, "-o",
+              kernel])
         objects = [kernel, _object("runtime.cpp")]
         if mode == "check":
             objects.append(_object("checker.cpp"))

@@ -13,6 +13,7 @@ from tests.emulation.host_module import to_device, unavailable
 from tests.emulation.test_matmul_twin import on_cpu
 from tests.emulation.test_op_twins import caches, normal
 from tests.helpers.ops_checks import assert_same_bits, poisoned
+from tests.ops.test_draft_ops import Rows, run_span
 from tests.ops.test_matmul import activations_with_outliers, random_rows
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
@@ -74,6 +75,50 @@ def test_attention_and_cache_are_clean():
     device.kv_write(*on_device, k, v, positions, **HOW)
     for a, b in zip(on_device, cpu):
         assert_same_bits(a, b)
+
+
+def test_prefill_attention_is_clean():
+    """A chunk's scores that overwrite the last one's before they are used."""
+    cpu, on_device = caches(1, 48, 256, "f32", 300)
+    q, positions = normal((17, 4, 48), 1), np.arange(283, 300, dtype=np.int32)
+    expected = poisoned(q.shape)
+    ops.attention(expected, q, *cpu, positions, 150, 0.2, 0.0)
+    assert_same_bits(device.attention_prefill(q, *on_device, positions, 150, 0.2, 0.0, **HOW),
+                     expected)
+
+
+def test_span_attention_is_clean():
+    """A chunk of the sink past its end, a record that two blocks write."""
+    rows, ranges = Rows(330, 2, 32), [(150 + r, 320 + r) for r in range(9)]
+    q, cache, sink = normal((9, 4, 32), 1), rows.ring(130, 330, 256), rows.ring(0, 130, 256)
+    found = device.attention_span(q, [to_device(c) for c in cache], [to_device(c) for c in sink],
+                                  ranges, 130, 0.25, 0.0, **HOW)
+    assert_same_bits(found, run_span(q, cache, sink, ranges, 130))
+
+
+def test_draft_and_selection_kernels_are_clean():
+    """A candidate list that one warp writes and another still reads, a tap before row 0."""
+    x, base, dyn = normal((5, 33), 1), normal((2, 3, 33), 2), normal((5, 18), 3)
+    out = poisoned(x.shape)
+    ops.dynamic_conv(out, x, dyn, base, 1, 11)
+    assert_same_bits(device.dynamic_conv(x, dyn, base, 1, 11, **HOW), out)
+    succ, pred, gate = normal((3, 7, 20), 1), normal((3, 7, 20), 2), normal((3, 20), 3)
+    unary, lattice = normal((3, 7), 4), poisoned((3, 7, 7))
+    ops.selector_lattice(lattice, succ, pred, gate, unary)
+    assert_same_bits(device.selector_lattice(succ, pred, gate, unary, **HOW), lattice)
+    candidates = np.arange(21, dtype=np.int32).reshape(3, 7)
+    walked = [poisoned((3,), dtype) for dtype in (np.int32, np.int32, np.float32, np.float32)]
+    ops.selector_walk(*walked, lattice, candidates)
+    for found, expected in zip(device.selector_walk(lattice, candidates, **HOW), walked):
+        assert_same_bits(found, expected)
+    logits, ids, values = normal((2, 4100), 5), poisoned((2, 9), np.int32), poisoned((2, 9))
+    ops.top_k(ids, values, logits)
+    found_ids, found_values = device.top_k(logits, 9, **HOW)
+    assert np.array_equal(found_ids, ids)
+    assert_same_bits(found_values, values)
+    assert device.check_finite(normal((3, 9000), 6), **HOW) == 1
+    assert device.accept_greedy([4, 5, 6], [4, 5, 7, 8], 1, (9,), **HOW)[1:4] == (2, 2, [4, 5, 7])
+    assert device.commit_rows(3, 2, 4, 5, **HOW)[2] == [3, -1, -1, -1, -1]
 
 
 def test_other_kernels_are_clean():

@@ -7,7 +7,14 @@ import sys
 import numpy as np
 import pytest
 
-from tests.emulation.host_module import HERE, HostModule, LaunchError, aligned, unavailable
+from tests.emulation.host_module import (
+    HERE,
+    HostModule,
+    LaunchError,
+    aligned,
+    counting,
+    unavailable,
+)
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
 
@@ -66,6 +73,50 @@ def test_memory_fault_is_reported_by_the_checking_mode(name, schedule, seed):
     """A race or a bad access that happens to give the right numbers."""
     with pytest.raises(LaunchError, match=CHECKED[name]):
         launch(name, "check", schedule, seed, grid=(2,) if "blocks" in name else (1,))
+
+
+# kernel -> (space, direction, bytes) -> (requests, cost, least); worked out by hand
+COUNTED = {
+    "correct": {("global", "read", 4): (2, 8, 8), ("global", "write", 4): (2, 8, 8),
+                ("shared", "read", 4): (2, 2, 2), ("shared", "write", 4): (2, 2, 2)},
+    "strided_read": {("global", "read", 4): (1, 8, 4), ("global", "write", 4): (2, 8, 8)},
+    "read_off_by_a_sector": {("global", "read", 4): (1, 5, 4), ("global", "write", 4): (2, 8, 8)},
+    "bank_conflict": {("global", "read", 4): (1, 4, 4), ("global", "write", 4): (2, 8, 8),
+                      ("shared", "write", 4): (1, 32, 1), ("shared", "read", 4): (2, 64, 2)},
+}
+
+
+@pytest.mark.parametrize("schedule,seed", SCHEDULES[:3])
+@pytest.mark.parametrize("name", sorted(COUNTED))
+def test_cost_of_accesses_is_counted(name, schedule, seed):
+    """A scattered load, a row that begins inside a sector, a bank conflict that stays unseen."""
+    with counting() as found:
+        launch(name, "check", schedule, seed)
+    totals = {}
+    for access, numbers in found.items():
+        assert access.kernel == name and access.line.startswith("faults.cu:")
+        key = access.space, access.direction, access.n_bytes
+        totals[key] = tuple(a + b for a, b in zip(totals.get(key, (0, 0, 0)), numbers))
+    assert totals == COUNTED[name]
+
+
+def test_conflicts_of_wide_accesses_are_counted_by_quarter_warps():
+    """16-byte accesses counted as if 32 lanes went at once: a conflict everywhere."""
+    with counting() as found:
+        launch("bank_conflict_of_16_bytes", "check")
+    reads = {(a.n_bytes, *n) for a, n in found.items() if (a.space, a.direction) == ("shared", "read")}
+    writes = [n for a, n in found.items() if (a.space, a.direction) == ("shared", "write")]
+    assert any(cost > least for _, _, cost, least in reads)
+    assert all(cost == least for n_bytes, cost, least in [(16, n[1], n[2]) for n in writes])
+
+
+def test_nothing_is_counted_outside_and_every_launch_inside_is_added():
+    """Counts of another kernel or of an earlier launch."""
+    with counting() as found:
+        launch("strided_read", "check")
+        launch("strided_read", "check")
+    launch("strided_read", "check")
+    assert sorted(found.values()) == [(2, 16, 8), (4, 16, 16)]
 
 
 @pytest.mark.parametrize("name", ["missing_barrier", "unwritten_shared"])

@@ -216,3 +216,34 @@ def test_product_with_float_weights_has_the_cpus_bits(name, k):
     ops.matmul(expected, x, ops.pack(raw, name, k))
     for m, tokens in ((1, 1), (5, 4), (16, 16)):
         assert_same_bits(device.matmul_float(x[16 - m:], raw, name, tokens), expected[16 - m:])
+
+
+@pytest.mark.parametrize("m", [2, 4, 7, 8, 9, 17, 40])
+def test_ops_have_the_cpus_bits_for_every_m(m):
+    """A grid that ends too soon, a row that depends on how many there are; odd widths."""
+    x, weight, table = normal((m, 261), m), normal(261, 1), normal((64, 8, 2), 2)
+    expected = poisoned(x.shape)
+    ops.rms_norm(expected, x, weight, 1e-6)
+    assert_same_bits(device.rms_norm(x, weight, 1e-6), expected)
+    ops.swiglu(expected, x, x)
+    assert_same_bits(device.elementwise("swiglu", x, x), expected)
+    ids = poisoned((m,), np.int32)
+    ops.argmax(ids, x)
+    assert np.array_equal(device.argmax(x), ids)
+    raw, rows = random_rows("Q5_0", 7, 96), np.arange(m, dtype=np.int32) % 7
+    expected = poisoned((m, 96))
+    ops.embed_rows(expected, ops.embedding_table(raw, "Q5_0", 96), rows, 2.0)
+    assert_same_bits(device.embed_rows(raw, "Q5_0", 96, rows, 2.0), expected)
+    positions = np.arange(m, dtype=np.int32)
+    expected = np.array(q := normal((m, 3, 16), 3))
+    ops.rope(expected, positions, table, "interleaved", 16)
+    assert_same_bits(device.rope(q, positions, table, "interleaved", 16), expected)
+    cpu, card = caches(1, 16, 128, "f16", 60 + m)
+    expected = poisoned(q.shape)
+    ops.attention(expected, q, *cpu, positions + 60, 0, 0.25, 0.0)
+    assert_same_bits(device.attention(q, *card, positions + 60, 0, 0.25, 0.0), expected)
+    w = normal((33, 100), 4)
+    expected = poisoned((m, 33))
+    ops.matmul(expected, np.ascontiguousarray(x[:, :100]), ops.pack(w.view(np.uint8), "F32", 100))
+    found = device.matmul_float(np.ascontiguousarray(x[:, :100]), w.view(np.uint8), "F32", 16)
+    assert_same_bits(found, expected)

@@ -1,0 +1,183 @@
+"""The whole CUDA backend on the emulated device: models and drafted answers have the CPU's bits.
+
+The op set, its buffers, launches and graphs are the shipped ones; only ``cupy.cuda`` is a stand-in
+(cuda.py), which runs the shipped kernels.
+"""
+
+import gc
+
+import numpy as np
+import pytest
+
+import cudflash
+from cudflash.errors import DeviceError
+from cudflash.ops import cpu
+from scripts.device import twins
+from tests.emulation.cuda import emulated_ops
+from tests.emulation.host_module import unavailable
+from tests.helpers.draft_vectors import draft_case
+from tests.helpers.emulated import both, emulated_engine
+from tests.helpers.ops_checks import assert_same_bits
+from tests.helpers.vectors import target_case
+
+pytestmark = pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
+
+GREEDY = cudflash.SamplingConfig(temperature=0)
+SAMPLED = cudflash.SamplingConfig(temperature=0.9)
+PROMPT = [7, 3, 250, 11, 42, 42, 9, 100, 5, 31, 77, 12]
+
+
+def answers(pair, **options):
+    """The same answer from both backends."""
+    options = {"max_tokens": 6, "seed": 3, **options}
+    return [engine.generate(PROMPT, **options) for engine in (pair.cuda, pair.cpu)]
+
+
+def assert_same_answer(found, expected):
+    """Tokens, log-probabilities and the bits of the rows they were decided from."""
+    assert found.tokens == expected.tokens
+    assert found.logprobs == expected.logprobs
+    assert found.row_digests == expected.row_digests and found.row_digests
+
+
+@pytest.mark.parametrize("arch, variant, settings", [
+    ("llama", "kq", {}), ("llama", "leg", {"activations": "int8"}), ("qwen2", "kq", {}),
+    ("qwen3", "kq", {"kv_type": "f32"}), ("gemma3", "kq", {"rows": 8}),
+    ("muse-glimmer", "kq", {"rows": 24}), ("muse-glimmer", "f32", {})])
+def test_model_has_the_cpus_bits(arch, variant, settings):
+    """A wrong launch: a buffer, stride, scale, window, layout or order that only the device has."""
+    pair = both(target_case(arch, variant).path, **settings)
+    ids = np.random.default_rng(1).integers(0, pair.cpu.config.vocab_size, 21)
+    assert_same_bits(pair.cuda.logits(ids), pair.cpu.logits(ids))
+    assert_same_answer(*answers(pair, sampling=SAMPLED, logprobs=2, row_digests=True))
+
+
+@pytest.mark.parametrize("name, variant, settings", [
+    ("v1-muse-swa", "f32", {"draft_sink": 0}), ("v1-qwen3-full", "kq", {}),
+    ("v2-muse-full", "kq", {"full_block": False}), ("v2-muse-full", "kq", {"rows": 8})])
+def test_drafted_rounds_have_the_cpus_bits(name, variant, settings):
+    """A draft pass, context row, sink or selector that differs; rounds in another order."""
+    case = draft_case(name)
+    pair = both(target_case(case.target, variant).path, case.directory, **settings)
+    found, expected = answers(pair, sampling=GREEDY, speculative="on", max_tokens=7, logprobs=1,
+                              row_digests=True)
+    assert_same_answer(found, expected)
+    records = [[(r["drafted"], r["accepted"]) for r in a.receipt["speculative"]["trace"]]
+               for a in (found, expected)]
+    assert records[0] == records[1] and records[0]
+    block = [e.draft_block(e.taps(PROMPT, case_taps(e)), 5) for e in (pair.cuda, pair.cpu)]
+    for field in ("context_k", "context_v", "hidden", "logits"):
+        assert_same_bits(getattr(block[0], field), getattr(block[1], field))
+
+
+def case_taps(engine):
+    """Layers that the loaded draft reads."""
+    return engine.draft_config.taps
+
+
+@pytest.mark.parametrize("length", [3, 15])
+def test_verify_widths_have_the_cpus_bits_and_keep_accepted_rows(length):
+    """A graph of one width replayed for another; rows of a rejected draft that stay visible."""
+    path = target_case("muse-glimmer", "kq").path
+    plain = cudflash.load(path, device="cpu", threads=1, n_ctx=256).generate(
+        PROMPT, max_tokens=24, sampling=GREEDY)
+    drafter = cudflash.drafters.Cycle(plain.tokens, (length, 0, 2))
+    engine, _ = emulated_engine(path, drafter=drafter)
+    found = engine.generate(PROMPT, max_tokens=24, sampling=GREEDY, speculative="on",
+                            verify_length=length)
+    assert found.tokens == plain.tokens
+    assert found.stats["speculative"]["accepted"] > 0
+
+
+def test_graphs_change_nothing_and_are_replayed():
+    """--no-graph with other bits; a graph that is recorded anew each round, or never used."""
+    path, digests = target_case("qwen3", "kq").path, []
+    for graphs in (True, False):
+        engine, device = emulated_engine(path, graphs=graphs)
+        answer = engine.generate(PROMPT, max_tokens=8, sampling=GREEDY, row_digests=True)
+        digests.append(answer.row_digests)
+        counts = device.calls.counts
+        if graphs:  # the first decoding step runs plainly, the second records, all later ones replay
+            assert counts["graphInstantiate"] == 1 and counts["graphLaunch"] == 6
+        else:
+            assert counts["graphInstantiate"] == counts["graphLaunch"] == 0
+        assert engine.receipt({})["kernel_path"] == f"sm_90, {'' if graphs else 'no '}graphs"
+    assert digests[0] == digests[1]
+
+
+def test_plain_step_moves_two_small_buffers():
+    """Logits or whole rows that travel to the host at every token of a greedy answer."""
+    engine, device = emulated_engine(target_case("llama", "kq").path)
+    runtime, before = device.runtime, None
+    for index, _ in enumerate(engine.session().generate(PROMPT, max_tokens=5, sampling=GREEDY)):
+        if index >= 2:
+            now = device.calls.counts["memcpyAsync"], runtime.n_copied
+            if before is not None and device.calls.counts["graphLaunch"]:
+                assert now[0] - before[0] <= 2 and now[1] - before[1] <= 2 * 4 * 256 + 8
+            before = now
+
+
+def test_memory_is_what_plan_says_and_all_of_it_comes_back():
+    """Memory that plan does not know; arrays, graphs or page-locked memory that outlive the engine."""
+    case = draft_case("v2-muse-full")
+    path = target_case(case.target, "kq").path
+    for _ in range(3):
+        engine, device = emulated_engine(path, case.directory)
+        session = engine.session()
+        # every array counts its bytes; pieces are whole pages of 2 MiB, two of them begun at most
+        arrays = engine.allocator.total + engine.draft.allocator.total + engine.plan.workspace
+        arrays += session._runner.allocator.total
+        arrays += session._drafter.drafter.runner.allocator.total
+        assert abs(arrays - engine.plan.total) <= 0.01 * engine.plan.total
+        assert engine.plan.total <= device.used + (1 << 20) <= engine.plan.total + (6 << 20)
+        before = device.used
+        session.generate(PROMPT, max_tokens=4, sampling=GREEDY, speculative="on").result()
+        assert device.used <= before
+        engine.close()
+        del session
+        gc.collect()
+        assert device.used == 0 and not device.runtime.executables and not device.runtime.graphs
+        assert len(device.runtime.events) == 0 and device.runtime.n_pinned == 1  # the driver's own
+        del engine
+        gc.collect()
+        assert not device.runtime.streams and device.runtime.n_pinned == device.driver.n_modules == 0
+
+
+def test_plan_for_a_card_needs_no_card():
+    """A plan that can only be made where the model would run, or that has the CPU's sizes."""
+    path = target_case("llama", "kq").path
+    plan = cudflash.plan.plan(path, device="cuda", n_ctx=256)
+    engine, _ = emulated_engine(path)
+    assert plan == engine.plan
+    assert plan.embedding > 0 and plan.mapped == 0 and plan.workspace > 0
+
+
+def test_scratch_of_ops_is_there_before_the_first_pass():
+    """An allocation in the middle of an answer, which fails when the card is full."""
+    engine, device = emulated_engine(target_case("gemma3", "kq").path, rows=8)
+    session = engine.session()
+    before = device.calls.counts["malloc"]
+    session.generate(PROMPT, max_tokens=4, sampling=GREEDY).result()
+    assert device.calls.counts["malloc"] == before
+
+
+@pytest.mark.parametrize("case", ["product Q4_K M=1 ", "product Q4_K M=17", "attention M=16 f32",
+                                  "attention M=20", "attention_span", "selection"])
+def test_launches_are_clean_in_the_checking_build(case):
+    """Scratch, strides or a grid of the op set with which a kernel leaves its arrays, or races."""
+    ops, _ = emulated_ops(mode="check", schedule="random", seed=3)
+    (run,) = (run for name, run in twins.cases(few=True) if name.startswith(case))
+    for found, expected in zip(run(ops), run(cpu)):
+        assert_same_bits(ops.download(found), cpu.download(expected))
+
+
+def test_scratch_that_is_too_small_is_seen_by_the_checking_build(monkeypatch):
+    """A check of bounds that takes every address for a good one."""
+    ops, _ = emulated_ops(mode="check")
+
+    def halved(*needs):
+        return [ops.empty((shape[0], *shape[1:-1], shape[-1] // 2), t) for shape, t in needs]
+
+    monkeypatch.setattr(ops, "workspace", halved)
+    with pytest.raises(DeviceError, match="attention"):
+        twins.attention(ops, 1)
