@@ -4,6 +4,7 @@ Owns the difference between the kinds, so that the engine has none. Must not kno
 """
 
 from cudflash import device as devices
+from cudflash.errors import UnsupportedError
 
 
 def backend_of(device, ops):
@@ -78,7 +79,18 @@ class CudaBackend:
         self.ops.prepare(n_bytes)
 
     def workspace_bytes(self, config, draft_config, n_ctx, max_rows):
-        """Bytes of that scratch: the largest need of any op of a pass."""
+        """Bytes of that scratch: the largest need of any op of a pass.
+
+        Raises
+        ------
+        UnsupportedError
+            For a model with recurrent layers, whose ops the GPU does not have yet.
+        """
+        if config.recurrent:
+            raise UnsupportedError(
+                f"architecture {config.arch} has recurrent layers, which run on the CPU only so "
+                "far; use device cpu"
+            )
         from cudflash.model.cache import layer_capacity
         from cudflash.ops.cuda.attend import CHUNK, SPLIT_ROWS
         from cudflash.ops.cuda.planning import attention_bytes, selection_bytes

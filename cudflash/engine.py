@@ -7,16 +7,16 @@ belongs to a session.
 
 import threading
 import weakref
-from collections.abc import Iterable
 from functools import cached_property
 
 import numpy as np
 
 from cudflash import defaults
 from cudflash.backend import backend_of, planner
-from cudflash.checks import index_of, one_of, shown, whole
+from cudflash.checks import one_of, whole
 from cudflash.device import choose_device, load_ops, physical_cores
 from cudflash.digest import ReceiptMaker
+from cudflash.engine_checks import check_taps, load_notes
 from cudflash.errors import ContextLengthError, UnsupportedError, UsageError
 from cudflash.model.buffers import Allocator, Workspace
 from cudflash.model.cache import check_kv_type
@@ -71,8 +71,9 @@ def load(
     draft_window : int, optional
         Override of the draft's window, 0 for none. Needs a draft, as ``draft_sink`` does.
     drafter : "mtp", Drafter, or callable that returns one, optional
-        Instead of a draft file: "mtp" drafts with the MTP block of the model's own file; a callable (a class, say) is asked once per session, an instance is
-        shared by all sessions and can serve only one answer at a time.
+        Instead of a draft file: "mtp" drafts with the MTP block of the model's own file; a
+        callable (a class, say) is asked once per session, an instance is shared by all sessions
+        and can serve only one answer at a time.
     activations : {"int8", "int8x2"}, optional
         Precision of activations in packed products; ``cudflash.defaults.ACTIVATIONS`` if absent.
     threads : int, optional
@@ -191,7 +192,7 @@ class Engine:
         self.lock = threading.RLock()
         if drafter == MTP:
             self._load_mtp()
-        self.notes = _notes(pair, n_ctx)
+        self.notes = load_notes(pair, n_ctx)
         self._tokenizer = None
         self._template = None
 
@@ -491,38 +492,3 @@ class Engine:
         for files in (self.files, None if self.draft is None else self.draft.files):
             if files is not None:
                 files.check()
-
-
-def check_taps(layers, n_layers):
-    """Return tap layers as a tuple.
-
-    Raises
-    ------
-    UsageError
-        If there is none, or one is no layer of the model.
-    """
-    if isinstance(layers, (str, bytes)) or not isinstance(layers, Iterable):
-        raise UsageError(f"the tap layers are {shown(layers)}, expected a sequence of layer numbers")
-    layers = tuple(layers)
-    if not layers:
-        raise UsageError("there are no tap layers, expected at least one")
-    for layer in layers:
-        if index_of(layer) is None:
-            raise UsageError(f"tap layer {shown(layer)} is no layer number")
-        if not 0 <= layer < n_layers:
-            raise UsageError(f"tap layer {layer} is outside the model, expected 0 to {n_layers - 1}")
-    return tuple(int(layer) for layer in layers)
-
-
-def _notes(pair, n_ctx):
-    config = pair.target.config
-    notes = [f"default taken for {line}" for line in config.defaults_taken]
-    if n_ctx > config.context_length:
-        notes.append(
-            f"n_ctx {n_ctx} is more than the {config.context_length} positions the model "
-            "was trained for; answers may degrade past them"
-        )
-    if pair.draft is not None:
-        notes += [f"default taken for the draft: {s}" for s in pair.draft.config.defaults_taken]
-        notes += pair.draft.warnings
-    return tuple(notes)

@@ -97,7 +97,7 @@ def test_plan_counts_state_and_block(drafter):
 
 
 def test_ratio_with_mtp_is_repeatable_and_accepts():
-    """Catches draws outside the answer's generator, and a distribution that is not the one drawn from."""
+    """Catches draws outside the answer's generator, and a distribution that is not drawn from."""
     one = hybrid_engine()
     options = {"max_tokens": 50, "sampling": cudflash.SamplingConfig(temperature=1.0), "seed": 11,
                "speculative": "on", "accept": "ratio", "ignore_eos": True}  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 
 import cudflash.plan
 from cudflash import defaults
-from cudflash.errors import UsageError
+from cudflash.errors import UnsupportedError, UsageError
 from tests.helpers import gguf_writer as w
 from tests.helpers.engines import engine
 from tests.helpers.vectors import TARGETS, target_case
@@ -143,3 +143,10 @@ def _model(path, n_layers):
         out.write(b.build())
         out.writelines(datas)
     return path
+
+
+def test_a_gpu_refuses_what_only_the_cpu_can_run():
+    """Catches a plan for a GPU of a model whose ops it lacks: loading would fail half way."""
+    path = target_case("qwen35", "kq").path
+    with pytest.raises(UnsupportedError, match="qwen35 has recurrent layers.*use device cpu"):
+        cudflash.plan.plan(path, device="cuda")

@@ -16,8 +16,8 @@ The life of a drafter in one answer::
 Every round observes, those without drafts included, so ``length`` equals the committed rows of the
 target at every ``propose``. A drafter that has a method ``expect(n)`` is told before ``observe``
 how many rows of the prompt are sure to follow the observed ones; one that has ``checkpoint()`` is
-told after a ``commit`` that later prompts may go back to just these rows. Writing one's own: derive from
-``TokenDrafter`` and write ``propose``.
+told after a ``commit`` that later prompts may go back to just these rows. Writing one's own:
+derive from ``TokenDrafter`` and write ``propose``.
 """
 
 import hashlib
