@@ -9,12 +9,10 @@ import os
 import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cudflash.demo import demo_files
 from tests.helpers.demo_faults import (
     BUDGET,
     FAULTS,
@@ -29,11 +27,9 @@ from tests.helpers.demo_faults import (
     trace,
 )
 
-UNTRAINED = "barely trained" in (Path(demo_files()[0]).parent / "MODEL_CARD.md").read_text()
-trained = pytest.mark.skipif(UNTRAINED, reason="the pair's drafts are a first version, not trained")
 # tokens per target pass at the anchors of held-out text, of the files in the package; measured by
-# scripts/measure_faults.py, less what two prompts per kind vary
-FLOORS = {"dflash": 1.0, "dflash2": 1.0}
+# this test itself, 1.75 and 2.38 (few anchors: the model card has the acceptance over all prompts)
+FLOORS = {"dflash": 1.7, "dflash2": 2.3}
 
 
 @cache
@@ -90,12 +86,15 @@ def test_golden_rounds_on_every_instruction_set(isa):
     assert json.loads(run.stdout) == expected
 
 
-@trained
 @pytest.mark.parametrize("kind", KINDS)
 def test_acceptance_on_held_out_text(kind):
     """Catches a draft that is worse than the one measured: exported, loaded or fed otherwise."""
-    one = 1 + np.mean([accepted(tokens, text) for _, tokens, text in right(kind)])
-    assert one >= FLOORS[kind]
+    natural = [
+        accepted(tokens, text)
+        for number, tokens, text in right(kind)
+        if found(kind)[number].kind in ("docs", "code")
+    ]
+    assert len(natural) >= 15 and 1 + np.mean(natural) >= FLOORS[kind]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
@@ -103,19 +102,15 @@ def test_acceptance_on_held_out_text(kind):
 def test_every_wrong_conditioning_changes_the_drafts(kind, fault):
     """Catches a fault that leaves the trace as it is, so that the golden traces would not see it:
     beyond the budget that another arithmetic gets."""
-    if UNTRAINED and fault.name == "hidden norm missing":
-        pytest.skip("the norm of a draft that was not trained is 1")
     wrong = drafts(pair(kind), kind, found(kind), fault, stride=6)
     assert len(wrong) == len(right(kind)) >= 20
-    assert differing(right(kind), wrong)[0] > BUDGET
+    assert differing(right(kind), wrong)[0] > (0 if fault.slight else BUDGET)
 
 
 @pytest.mark.parametrize("fault", [f for f in FAULTS if f.named], ids=lambda fault: fault.name)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_can_be_named_is_named(kind, fault):
     """Catches a diagnosis that no longer recognises what docs/SPECULATION.md says it does."""
-    if UNTRAINED and fault.name in ("hidden norm missing", "taps reversed"):
-        pytest.skip("nothing of a draft that was not trained is accepted, its norm is 1")
     assert named(pair(kind), found(kind), fault) == fault.named
 
 

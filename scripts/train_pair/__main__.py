@@ -14,6 +14,7 @@ from pathlib import Path
 
 # CPU minutes of the recorded run, see results/
 MINUTES = {"target": 31.0, "dflash": 15.1, "dflash2": 8.7}
+RESULTS = Path(__file__).resolve().parent / "results"
 PROMPTS = Path(__file__).resolve().parents[2] / "tests/vectors/demo_pair/prompts.json"
 
 
@@ -27,12 +28,21 @@ def phases(args):
     yield "sample", work, None
     for kind in ("dflash", "dflash2"):
         yield "train_draft", [kind, *work, "--cpu-minutes", str(MINUTES[kind])], None
+    for types in ("f32", "q6_k", "q4_k_m"):
+        yield "export", [*work, "--out", str(args.work), "--types", types], None
     yield "export", [*work, "--out", str(args.out)], None
     yield "prompts", [*work, "--out", str(PROMPTS)], PROMPTS
-    measured = ["--pair", str(args.out), "--prompts", str(PROMPTS)]
-    for what in ("acceptance", "speed"):
-        yield "measure", [what, *measured, "--out", str(args.work / f"{what}.json")], None
-    yield "measure", ["bits", "--pair", str(args.out), *work], None
+    pair, prompts = ["--pair", str(args.out)], ["--prompts", str(PROMPTS)]
+    for name, options in {
+        "acceptance": ["acceptance", *pair, *prompts],
+        "acceptance_untruncated": ["acceptance", *pair, *prompts, "--untruncated"],
+        "acceptance_sink64": ["acceptance", *pair, *prompts, "--sink", "64"],
+        "speed": ["speed", *pair, *prompts],
+        "cost": ["cost", *pair],
+        "bits": ["bits", "--pair", str(args.work), *work],
+    }.items():
+        yield "measure", [*options, "--out", str(RESULTS / f"{name}.json")], None
+    yield "card", [*pair, *work], None
 
 
 def main():

@@ -1,6 +1,8 @@
 """Write the model card from what was recorded and measured.
 
-    python -m scripts.train_pair.card --pair cudflash/demo_pair
+    python -m scripts.train_pair.card --pair cudflash/demo_pair [--work DIR]
+
+With ``--work`` the records of a training are first copied into ``results/``.
 
 Owns the wording; every number comes from ``results/`` or from the files. Needs no torch.
 """
@@ -15,7 +17,7 @@ from pathlib import Path
 from scripts.train_pair import export, measure, shapes
 
 RESULTS = Path(__file__).resolve().parent / "results"
-# figures that were set before the training, with where they are found
+# figures that were set before the training: acceptance at the default samplers
 GOALS = (
     ("dflash, temperature 0, verify 15", 2.3),
     ("dflash, temperature 0.7, verify 15", 1.8),
@@ -78,6 +80,8 @@ the same weights as float32: {bpb_f32}.
 
 The last column is the share of drafts accepted at positions 1, 2, 3 and 4 of both kinds of text.
 
+{variants}
+
 Share of tokens that only continue a loop of at most 16 tokens (a model this small loops when it is
 greedy, and a loop is easy to draft):
 
@@ -96,6 +100,19 @@ greedy, and a loop is easy to draft):
 * The draft is nearly as large as the target and both fit into the processor's cache, where a pass of
   more rows costs nearly in proportion. On a CPU drafting therefore does not pay, see above.
 """
+
+
+def collect(work):
+    """Copy what a training recorded into ``results/``; of the sampling, counts alone."""
+    for name in ("corpus.json", "tokens.json", "target_log.jsonl", "dflash_log.jsonl",
+                 "dflash2_log.jsonl"):  # fmt: skip
+        (RESULTS / name).write_text((work / name).read_text())
+    sets = json.loads((work / "sample.json").read_text())
+    for facts in sets.values():
+        kinds, temperatures = facts.pop("kinds"), facts.pop("temperatures")
+        facts["by_kind"] = {kind: kinds.count(kind) for kind in sorted(set(kinds))}
+        facts["greedy"] = sum(t == 0 for t in temperatures)
+    (RESULTS / "sample.json").write_text(json.dumps(sets, indent=1) + "\n")
 
 
 def last_line(name):
@@ -167,6 +184,21 @@ def acceptance_rows(table):
     return "\n".join(found)
 
 
+def variants():
+    """Acceptance length on both kinds of text under other settings, longest verify length."""
+    named = {"defaults": "acceptance", "no top-k, top-p, min-p": "acceptance_untruncated",
+             "64 pinned rows": "acceptance_sink64"}  # fmt: skip
+    tables = {label: read(name)["table"] for label, name in named.items()}
+    lines = [f"| draft, temperature, verify length | {' | '.join(tables)} |",
+             "|---|" + "---:|" * len(tables)]  # fmt: skip
+    for kind, lengths in measure.LENGTHS.items():
+        for t in measure.TEMPERATURES:
+            key = f"{kind}, temperature {t:g}, verify {max(lengths)}"
+            cells = [f"{x[key]['natural']['acceptance_length']:.2f}" for x in tables.values()]
+            lines.append(f"| {key} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def economics():
     """Costs and speeds, with what was wanted."""
     cost, speed = read("cost"), read("speed")
@@ -207,7 +239,11 @@ def main():
     """Fill in and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pair", type=Path, default=measure.PAIR)
-    pair = parser.parse_args().pair
+    parser.add_argument("--work", type=Path)
+    args = parser.parse_args()
+    pair = args.pair
+    if args.work:
+        collect(args.work)
     files, total = file_rows(pair)
     corpus, measured, bits = read("corpus"), read("acceptance"), read("bits")
     found = bits["q4_k_m"]
@@ -225,7 +261,7 @@ def main():
         bpb_records=found["records"], bpb_f32=bits["f32"]["natural"],
         acceptance=acceptance_rows(measured["table"]),
         loops="\n".join(f"* {k}: {100 * v:.0f} %" for k, v in measured["loop_share"].items()),
-        economics=economics(),
+        economics=economics(), variants=variants(),
         goals=goal_rows(measured["table"], found["natural"], read("cost")),
     )  # fmt: skip
     (pair / "MODEL_CARD.md").write_text(card)

@@ -1,7 +1,7 @@
 """Measure the exported pair with cudflash itself: acceptance, bits per byte, speed.
 
     python -m scripts.train_pair.measure acceptance --prompts PROMPTS --out results/acceptance.json
-    python -m scripts.train_pair.measure bits --work DIR --out results/bits.json
+    python -m scripts.train_pair.measure bits --work DIR --pair DIR --out results/bits.json
     python -m scripts.train_pair.measure speed --prompts PROMPTS --out results/speed.json
     python -m scripts.train_pair.measure cost --out results/cost.json
 
@@ -56,23 +56,26 @@ def loop_share(tokens, longest=LONGEST_PERIOD):
     return looped / len(tokens) if tokens else 0.0
 
 
-def load(folder, kind, **settings):
-    """The pair with one of its drafts."""
+def load(folder, kind, types="q4_k_m", **settings):
+    """The pair with one of its drafts, or the target alone."""
     import cudflash
 
-    draft = None if kind is None else Path(folder) / export.DRAFT_FILES[kind]
-    return cudflash.load(Path(folder) / export.TARGET_FILE, draft, device="cpu", **settings)
+    names = [export.TARGET_FILE] + ([] if kind is None else [export.DRAFT_FILES[kind]])
+    paths = [Path(folder) / name.replace("q4_k_m", types) for name in names]
+    return cudflash.load(*paths, device="cpu", **settings)
 
 
-def answer(engine, prompt, n_tokens, temperature, seed, **options):
-    """One answer; the end token is ignored nowhere, so it may be shorter."""
+def answer(engine, prompt, n_tokens, temperature, seed, untruncated=False, **options):
+    """One answer; the end token ends it.
+
+    ``untruncated``: draw from the whole distribution, without top-k, top-p and min-p.
+    """
     from cudflash.sampling import SamplingConfig
 
     ids = engine.tokenizer.encode(prompt["text"])
-    return engine.generate(
-        ids, max_tokens=n_tokens, sampling=SamplingConfig(temperature=temperature), seed=seed,
-        **options,
-    )  # fmt: skip
+    kept = {"top_k": 0, "top_p": 1.0, "min_p": 0.0} if untruncated else {}
+    sampling = SamplingConfig(temperature=temperature, **kept)
+    return engine.generate(ids, max_tokens=n_tokens, sampling=sampling, seed=seed, **options)
 
 
 def pooled(results, kinds):
@@ -106,7 +109,8 @@ def acceptance(args):
                 results = []
                 for number, prompt in enumerate(prompts):
                     result = answer(engine, prompt, args.tokens, temperature, number,
-                                    speculative="on", verify_length=length)  # fmt: skip
+                                    args.untruncated, speculative="on",
+                                    verify_length=length)  # fmt: skip
                     results.append((prompt["kind"], result.speculation["counts"]))
                     key = f"{prompt['kind']}, temperature {temperature:g}"
                     loops.setdefault(key, {})[number] = loop_share(result.tokens)
@@ -120,14 +124,19 @@ def acceptance(args):
 
 
 def bits(args):
-    """Bits per byte of the target file on held-out text, windows of 512 tokens."""
+    """Bits per byte of the target on held-out text, by the types of its file."""
+    return {types: bits_of(args, types) for types in args.types} | {"windows": args.windows}
+
+
+def bits_of(args, types):
+    """Bits per byte of one file, by kind and pooled; windows of 512 tokens."""
     facts = json.loads((args.work / "tokens.json").read_text())
     arrays = np.load(args.work / "tokens.npz")
-    engine = load(args.pair, None, n_ctx=1024)
+    engine = load(args.pair, None, types, n_ctx=1024)
     nats, found = {}, {}
+    per_token = {k: facts[f"heldout_{k}"]["bytes"] / facts[f"heldout_{k}"]["tokens"] for k in KINDS}
     for kind in KINDS:
         ids = arrays[f"heldout_{kind}"].astype(int)
-        per_token = facts[f"heldout_{kind}"]["bytes"] / facts[f"heldout_{kind}"]["tokens"]
         losses = []
         for start in np.linspace(0, len(ids) - 513, args.windows).astype(int):
             window = ids[start : start + 513]
@@ -136,11 +145,9 @@ def bits(args):
             log_sum = top + np.log(np.exp(logits - top[:, None]).sum(1))
             losses.append(np.mean(log_sum - logits[np.arange(512), window[1:]]))
         nats[kind] = float(np.mean(losses))
-        found[kind] = round(nats[kind] / np.log(2) / per_token, 4)
-    bytes_per_token = [facts[f"heldout_{k}"]["bytes"] / facts[f"heldout_{k}"]["tokens"]
-                       for k in NATURAL]  # fmt: skip
-    found["natural"] = round(sum(nats[k] for k in NATURAL) / np.log(2) / sum(bytes_per_token), 4)
-    return {"bits_per_byte": found, "windows": args.windows}
+        found[kind] = round(nats[kind] / np.log(2) / per_token[kind], 4)
+    pooled = sum(nats[k] for k in NATURAL) / sum(per_token[k] for k in NATURAL)
+    return found | {"natural": round(pooled / np.log(2), 4)}
 
 
 def speed(args):
@@ -219,7 +226,9 @@ def main():
     parser.add_argument("--work", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--windows", type=int, default=16)
+    parser.add_argument("--untruncated", action="store_true", help="no top-k, top-p, min-p")
+    parser.add_argument("--types", nargs="*", default=["f32", "q6_k", "q4_k_m"])
+    parser.add_argument("--windows", type=int, default=48)
     parser.add_argument("--count", type=int, default=6, help="prompts of the speed measurement")
     parser.add_argument("--sink", type=int, default=0, help="pinned rows of the drafts' context")
     parser.add_argument("--drafts", nargs="*", default=list(LENGTHS), choices=list(LENGTHS))
