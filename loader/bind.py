@@ -3,7 +3,8 @@
 Owns the tensor names and shapes of the target architectures (those of delta-net layers and of the
 MTP block are listed in ``bind_hybrid``). Must not know how a tensor is multiplied. Invariant: after
 ``bind_target`` every tensor the graph needs is present with the exact shape and a type the op set
-supports, no tensor that would change the numbers was left over, and no projection was copied (``raw`` is a view on the memory map).
+supports, no tensor that would change the numbers was left over, and no projection was copied
+(``raw`` is a view on the memory map).
 
 Source: llama.cpp 0c1e57098bba, ``src/llama-model.cpp`` 3396 (fused and optional tensors) and
 ``src/models/*.cpp``.

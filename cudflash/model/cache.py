@@ -2,9 +2,10 @@
 
 Owns which row of which layer is committed, and at which lengths a recurrent state was put aside.
 Must not know what a row means. Every layer holds the row of position p in slot ``p % capacity``.
-A sliding layer's ring is larger than its window by the rows of the largest block, so tentative rows never overwrite a row that is visible after they are
-dropped. Invariant: after ``commit`` or ``rollback`` the visible rows are as if dropped rows had
-never been written; neither moves a byte, only the length changes.
+A sliding layer's ring is larger than its window by the rows of the largest block, so tentative rows
+never overwrite a row that is visible after they are dropped. Invariant: after ``commit`` or
+``rollback`` the visible rows are as if dropped rows had never been written; neither moves a byte,
+only the length changes.
 
 Dead slots (never written, dropped, out of the window) hold anything, NaN included: attention must
 mask them, not multiply them by zero.
