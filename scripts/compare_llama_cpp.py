@@ -26,6 +26,7 @@ from tests.helpers.demo_faults import GREEDY, N_CTX, chosen
 
 NAME = "llama-speculative-simple"
 SPEC = "draft-dflash"
+ATTEMPTS = 3  # its last lines are lost now and then: they are written by a thread of their own
 _NUMBERS = {
     "tokens": r"decoded\s+(\d+) tokens",
     "tps": r"decoded.*speed:\s*([\d.]+) t/s",
@@ -59,16 +60,21 @@ def run_peer(peer, draft, text, options):
         When it fails, or does not say what is expected.
     """
     with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
-        file.write(text)
+        file.write(text + "\n")  # it drops one
         file.flush()
         command = [
             peer, "-m", demo_files()[0], "-md", draft, "--spec-type", SPEC, "--spec-draft-n-max",
             str(options.verify_length), "-f", file.name, "-n", str(options.tokens), "--temp", "0",
             "-t", str(options.threads), "-c", str(N_CTX), "-b", str(N_CTX), "--ignore-eos",
         ]  # fmt: skip
-        run = subprocess.run(command, capture_output=True, timeout=options.timeout, check=False)
-    said = run.stderr.decode("utf-8", "replace") + run.stdout.decode("utf-8", "replace")
-    found = {name: re.search(pattern, said) for name, pattern in _NUMBERS.items()}
+        for _ in range(ATTEMPTS):
+            run = subprocess.run(
+                command, capture_output=True, timeout=options.timeout, check=False
+            )
+            said = run.stderr.decode("utf-8", "replace") + run.stdout.decode("utf-8", "replace")
+            found = {name: re.search(pattern, said) for name, pattern in _NUMBERS.items()}
+            if run.returncode or all(found.values()):
+                break
     if run.returncode or not all(found.values()):
         raise RuntimeError(f"{peer}: exit code {run.returncode}, expected counts; said {said[-300:]}")
     values = {name: float(match[1]) for name, match in found.items()}
@@ -105,7 +111,7 @@ def compare(kind, peer, options):
     engine = cudflash.load("demo", draft, device="cpu", n_ctx=N_CTX, threads=options.threads)
     rows = []
     for index, prompt in chosen(options.per_kind):
-        text = prompt["text"].removesuffix("\n")  # the peer drops it, too
+        text = prompt["text"].removesuffix("\n")
         sides = {"cudflash": lambda text=text: run_own(engine, text, options)}
         if peer is not None:
             sides["llama.cpp"] = lambda text=text: run_peer(peer, draft, text, options)
