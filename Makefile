@@ -7,12 +7,15 @@ MODELS ?= models
 BIN := $(VENV)/bin
 SMALL := $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf
 
-.PHONY: help run install test check cubin device-check bench bench-peer bench-cpu models clean
+.PHONY: help run answer install test check cubin device-check bench bench-peer bench-cpu models clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
 
-run: install  ## set up, fetch a small model, answer one question
+run: install  ## set up and show the embedded pair at work, checked against plain decoding
+	$(BIN)/cudflash demo
+
+answer: install  ## fetch a small model (98 MB) and answer one question
 	$(BIN)/python scripts/fetch_models.py --dir $(MODELS) smollm2
 	$(BIN)/cudflash generate -m $(SMALL) --chat -p "What is gravity?" -n 48 --temp 0
 

@@ -127,7 +127,7 @@ def test_makefile_lists_its_targets_first():
     """A target that help forgets, or a first target that does something."""
     text = (ROOT / "Makefile").read_text()
     targets = re.findall(r"^([a-z-]+):", text, re.MULTILINE)
-    assert targets[0] == "help" and len(text.splitlines()) <= 60
+    assert targets[0] == "help" and len(text.splitlines()) <= 70
     shown = {line.split()[0] for line in run(["make"]).stdout.splitlines()}
     assert shown == set(targets) == set(re.search(r"\.PHONY: (.*)", text)[1].split())
     for target in set(re.findall(r"`make ([a-z-]+)`", README)):
