@@ -390,8 +390,10 @@ class SpecRounds(Rounds):
         boundaries = getattr(inner, "boundaries", dict)()
         found = diagnose(stats.records, stats, boundaries, self._options.settings)
         echo = None
-        # not every draft is trained to echo: worth telling only where drafts are rejected
-        if getattr(inner, "echoes", None) and (stats.acceptance_rate or 0) < HEALTHY_RATE:
+        # not every draft is trained to echo: worth telling only where first drafts are rejected,
+        # which a wrong embedding, norm or head would spoil as well
+        first, tested = sum(stats.accepted_at[:1]), sum(stats.tested_at[:1])
+        if getattr(inner, "echoes", None) and first < HEALTHY_RATE * tested:
             echo = seed_echo(*zip(*inner.echoes))
         self._findings = found if echo is None else (*found, echo)
         # settings that are not the file's were told when the draft was loaded
