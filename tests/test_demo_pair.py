@@ -13,6 +13,8 @@ from functools import cache
 import numpy as np
 import pytest
 
+import cudflash
+
 from tests.helpers.demo_faults import (
     BUDGET,
     FAULTS,
@@ -24,6 +26,7 @@ from tests.helpers.demo_faults import (
     drafts,
     named,
     pair,
+    prompts,
     trace,
 )
 
@@ -124,3 +127,19 @@ def test_the_right_conditioning_is_not_named(kind):
     assert check_reach(one) is None
     result = probe(one, [(case.prompt, case.answer) for case in found(kind)])
     assert result.anchors >= 32 and not result.findings
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_draft_that_works_is_not_accused(kind):
+    """Catches a diagnosis that names faults of a draft whose first proposals are accepted.
+
+    Row 0 of these drafts was not trained to reproduce the anchor.
+    """
+    ids = pair(kind).tokenizer.encode(prompts()[0]["text"])
+    result = pair(kind).generate(
+        ids, max_tokens=64, sampling=cudflash.SamplingConfig(temperature=0.0), ignore_eos=True,
+        speculative="on",
+    )  # fmt: skip
+    stats = result.stats["speculative"]
+    assert stats["accepted_at"][0] > 0.25 * stats["tested_at"][0], "or the test says nothing"
+    assert [f["name"] for f in stats["findings"]] == []
