@@ -106,7 +106,8 @@ def target_model(maker, shape, n_ctx):
         sizes.pop("attn_gate")
     table = maker.ops.upload(rope_table(config.layers[0].rope, n_ctx))
     absent = dict.fromkeys(("attn_q_bias", "attn_k_bias", "attn_v_bias", "attn_output_bias",
-                            "post_attention_norm", "post_ffw_norm"))
+                            "post_attention_norm", "post_ffw_norm", "ssm_conv", "ssm_dt", "ssm_a",
+                            "ssm_norm"))
     layers = tuple(
         DeviceLayer(
             **{name: maker.matrix(*sizes[name]) if name in sizes else None for name in MATRICES},

@@ -74,7 +74,7 @@ def test_version_names_what_numbers_depend_on(cli):
         (["genrate"], "did you mean 'generate'?"),
         (["run", "model.gguf"], "cudflash generate"),
         (["serve"], "no server"),
-        (["nonsense"], "expected one of generate"),
+        (["nonsense"], "expected one of demo"),
     ],
 )
 def test_unknown_words_get_the_nearest_match_or_what_to_do(cli, args, hint):

@@ -145,7 +145,7 @@ def test_interrupt_keeps_what_was_recorded(cli, target, tmp_path, monkeypatch, a
         (("model.gguf", "-n", 1), 2, "at least 2"),
         (("model.gguf", "--sets", "poems"), 2, "no prompt set 'poems'"),
         (("model.gguf", "--drafters", "mtp"), 2, "has no MTP block"),
-        (("model.gguf", "--k", "5"), 2, "verify length is 5"),
+        (("model.gguf", "--k", "16"), 2, "verify length is 16"),
         (("model.gguf", "--k", "x"), 2, "no whole number"),
         (("model.gguf", "-d", "-5"), 2, "no whole number"),
         (("model.gguf", "--accept", "often"), 2, "accept is 'often'"),

@@ -25,7 +25,7 @@ OPS = SimpleNamespace(CHUNK=CHUNK, kv_cache=_kv_cache, download=np.array)
 def make_cache(windows, n_ctx=200, max_rows=9, kv_type="f32"):
     """A cache with one layer per window (None: full)."""
     layers = tuple(LayerConfig(N_KV_HEADS, N_KV_HEADS, 1, window, None) for window in windows)
-    config = SimpleNamespace(layers=layers, head_dim=HEAD_DIM)
+    config = SimpleNamespace(layers=layers, head_dim=HEAD_DIM, recurrent=False)
     return TargetCache(OPS, config, n_ctx, kv_type, max_rows, Allocator(OPS))
 
 

@@ -43,6 +43,9 @@ class ScriptedRunner:
     def rollback(self):
         pass
 
+    def prompt_stops(self, start, n_prompt, n_same):
+        return ()
+
     def prefill_chunk(self, tokens, last):
         self.evaluated += len(tokens)
         self.tokens += tokens
