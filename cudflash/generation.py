@@ -140,12 +140,14 @@ class Generation:
             yield from self._rounds.events()
             yield finished
         except (GeneratorExit, KeyboardInterrupt):
-            self._rounds.abandon()
+            # a finished answer that is dropped later must not touch the rows of the next one
             if self._result is None:
+                self._rounds.abandon()
                 self._finish()
             raise
         except BaseException as err:
-            self._rounds.abandon()
+            if self._result is None:
+                self._rounds.abandon()
             self._error = err
             self._on_end(self)
             raise

@@ -340,3 +340,24 @@ def test_result_is_plain_data():
     receipt = values["receipt"]
     assert receipt["schema"] == "cudflash-receipt/1" and len(receipt["target"]["sha256"]) == 64
     assert receipt["activations"] in ("int8", "int8x2") and receipt["device"]["kind"] == "cpu"
+
+
+def test_a_finished_answer_that_is_dropped_leaves_the_next_one_alone(monkeypatch):
+    """Catches an answer that, collected late, drops the open block of the one in progress."""
+    from cudflash.events import Finished
+
+    options = {"max_tokens": 12, "seed": 1, "ignore_eos": True}
+    one = engine("llama")
+    expected = one.generate([5, 6, 7], **options).tokens
+    session = one.session()
+    finished = [session.generate([1, 2, 3], **options)]
+    while not isinstance(next(finished[0]), Finished):
+        pass
+    commit = session._runner.commit
+
+    def collect_first(n_rows):
+        finished.clear()
+        return commit(n_rows)
+
+    monkeypatch.setattr(session._runner, "commit", collect_first)
+    assert session.generate([5, 6, 7], **options).result().tokens == expected

@@ -21,6 +21,9 @@ class PieceTokenizer:
     def __init__(self, pieces):
         self.pieces = list(pieces)
 
+    def decode(self, tokens):
+        return b"".join(self.decode_piece(token) for token in tokens)
+
     def decode_piece(self, token, special=False):
         return b"" if token == EOG else self.pieces[token]
 
@@ -34,6 +37,7 @@ class ScriptedRunner:
     def __init__(self, max_rows=4, loses=False):
         self.max_rows, self.loses = max_rows, loses
         self.tokens, self.evaluated, self.pending = [], 0, 0
+        self.cache = SimpleNamespace(holder="a sliding layer")
 
     def rewind(self, length):
         kept = 0 if self.loses and length < len(self.tokens) else length
