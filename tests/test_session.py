@@ -344,6 +344,8 @@ def test_result_is_plain_data():
 
 def test_a_finished_answer_that_is_dropped_leaves_the_next_one_alone(monkeypatch):
     """Catches an answer that, collected late, drops the open block of the one in progress."""
+    import gc
+
     from cudflash.events import Finished
 
     options = {"max_tokens": 12, "seed": 1, "ignore_eos": True}
@@ -357,6 +359,7 @@ def test_a_finished_answer_that_is_dropped_leaves_the_next_one_alone(monkeypatch
 
     def collect_first(n_rows):
         finished.clear()
+        gc.collect()
         return commit(n_rows)
 
     monkeypatch.setattr(session._runner, "commit", collect_first)
