@@ -5,7 +5,6 @@ Invariant: ``cupy_state`` never raises.
 """
 
 from dataclasses import dataclass, field
-from importlib.metadata import distributions
 from importlib.util import find_spec
 
 INSTALL = "pip install 'cudflash[cuda12]' (driver of the CUDA 12 line) or 'cudflash[cuda13]'"
@@ -106,6 +105,8 @@ def cupy_state(scan_packages=True):
 
 def cupy_packages():
     """Installed CuPy distributions as ``{name: version}``."""
+    from importlib.metadata import distributions  # here: with e-mail's parser, 1 % of a start
+
     found = {}
     for dist in distributions():
         name = (dist.metadata["Name"] or "").lower()

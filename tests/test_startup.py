@@ -10,8 +10,8 @@ from tests.helpers.vectors import target_case
 HEAVY = [
     "cudflash.loader.draft_bind", "cudflash.loader.safetensors_dir", "cudflash.receipt",
     "cudflash.spec.drafters", "cudflash.spec.economy", "cudflash.spec.gate", "cudflash.spec.round",
-    "cudflash.spec_rounds", "cudflash.tui", "cudflash.bench", "decimal", "jinja2", "matplotlib",
-    "numba", "rich", "safetensors", "statistics",
+    "cudflash.spec_rounds", "cudflash.tui", "cudflash.bench", "cudflash.ops.cuda.ops", "decimal",
+    "importlib.metadata", "jinja2", "matplotlib", "numba", "rich", "safetensors", "statistics",
 ]  # fmt: skip
 
 _CHILD = """

@@ -5,7 +5,14 @@ argument order and bits of the functions of ``cudflash.ops.cpu``. Importing this
 neither CuPy nor a GPU.
 """
 
-from cudflash.ops.cuda.ops import CudaOps
+
+def __getattr__(name):
+    """``CudaOps``, imported on first use: a start without a GPU does not need it."""
+    if name == "CudaOps":
+        from cudflash.ops.cuda.ops import CudaOps
+
+        return CudaOps
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def open_ops(index=0, graphs=True):
@@ -18,6 +25,7 @@ def open_ops(index=0, graphs=True):
     """
     from cudflash.errors import CudflashError, DeviceError
     from cudflash.ops.cuda.driver import Driver
+    from cudflash.ops.cuda.ops import CudaOps
 
     try:
         import cupy
