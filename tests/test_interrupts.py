@@ -131,7 +131,8 @@ def test_running_answer_is_not_entered_again():
             return super().propose(anchor, n, context)
 
     sampling = cudflash.SamplingConfig(temperature=0)
-    answer = session.generate(PROMPT, max_tokens=4, sampling=sampling, drafter=Nested([], 0))
+    answer = session.generate(PROMPT, max_tokens=4, sampling=sampling, speculative="on",
+                              drafter=Nested([], 0))  # fmt: skip
     assert answer.result().tokens == greedy(one, PROMPT, 4).tokens
     assert len(seen) >= 3 and all("further up the stack" in s for s in seen)
 
