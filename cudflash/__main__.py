@@ -1,6 +1,6 @@
 """``python -m cudflash``."""
 
-from cudflash.cli import main
+from cudflash.cli import script
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(script())

@@ -76,13 +76,20 @@ def cli():
     """Run GGUF models. Only the answer goes to stdout; notes and errors go to stderr."""
 
 
-def main(args=None):
+def script(args=None):
+    """:func:`main` as a process of its own: nothing but the exit comes after it."""
+    return main(args, last=True)
+
+
+def main(args=None, *, last=False):
     """Run the command line.
 
     Parameters
     ----------
     args : list of str, optional
         ``sys.argv[1:]`` if absent.
+    last : bool
+        Whether the process ends afterwards (:func:`safe_interrupts`).
 
     Returns
     -------
@@ -92,7 +99,7 @@ def main(args=None):
     output = Output()
     try:
         try:
-            with safe_interrupts():
+            with safe_interrupts(last):
                 return _run(args, output)
         except (StreamClosed, BrokenPipeError):
             silence(sys.stdout)

@@ -18,8 +18,15 @@ class KeptInterrupt(KeyboardInterrupt):
 
 
 @contextmanager
-def safe_interrupts():
-    """Within the block Ctrl-C raises KeyboardInterrupt as usual, but never inside the compiler."""
+def safe_interrupts(last=False):
+    """Within the block Ctrl-C raises KeyboardInterrupt as usual, but never inside the compiler.
+
+    Parameters
+    ----------
+    last : bool
+        The process ends after the block: from then on Ctrl-C is ignored, so that one more press
+        changes neither the exit code nor what stands on the terminal.
+    """
     mine = threading.current_thread() is threading.main_thread()
     if not mine or signal.getsignal(signal.SIGINT) != signal.default_int_handler:
         yield  # signals belong to the main thread; one that is ignored (nohup) stays so
@@ -33,7 +40,7 @@ def safe_interrupts():
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, signal.SIG_IGN if last else signal.default_int_handler)
         forget_kept()
 
 

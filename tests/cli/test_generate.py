@@ -238,6 +238,21 @@ def test_ctrl_c_before_the_answer_is_quiet(tmp_path):
     assert done.code == 130 and done.sentence == "error: interrupted"
 
 
+@pytest.mark.parametrize("entry, last", [("script", True), ("main", False)])
+def test_ctrl_c_after_the_end_does_not_change_it(entry, last):
+    """One press more than needed, while the process is leaving: killed instead of exit code 130."""
+    code = (
+        f"import os, signal, sys, cudflash.cli as c; code = c.{entry}(['--version'])\n"
+        "print(signal.getsignal(signal.SIGINT) == signal.default_int_handler)\n"
+        "os.kill(os.getpid(), signal.SIGINT); sys.exit(code + 130)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    if last:
+        assert (done.returncode, done.stderr) == (130, "")
+    else:  # a program that calls main() keeps its Ctrl-C
+        assert done.stdout.endswith("True\n") and "KeyboardInterrupt" in done.stderr
+
+
 @pytest.mark.parametrize("delay", [0.0, 0.7])
 def test_ctrl_c_during_the_first_compilation_ends_before_the_next_kernel(model, tmp_path, delay):
     """An interrupt lost in a callback of the compiler, or one that waits for every kernel."""

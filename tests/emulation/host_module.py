@@ -6,12 +6,15 @@ CuPy forgives is an error here: an argument must have the type the kernel declar
 
 import ctypes
 import hashlib
+import math
+import mmap
 import os
 import platform
 import re
 import shutil
 import subprocess
 import tempfile
+import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +54,11 @@ class Access:
 
 
 _counts = None
+
+_STACK_BYTES, _GUARD_BYTES = 64 << 10, 4096  # as in runtime.cpp
+_MAX_BLOCK = 1024  # threads, CUDA's own limit
+_stacks = None  # of the threads of a block, for every library: a process may have 65,530 mappings
+_launching = threading.Lock()
 
 
 @contextmanager
@@ -139,6 +147,17 @@ class HostModule:
         self._library = ctypes.CDLL(str(self._file))
         self._library.emulation_message.restype = ctypes.c_char_p
         self._library.emulation_schedule.argtypes = [ctypes.c_int, ctypes.c_uint64]
+        stacks = ctypes.addressof(ctypes.c_char.from_buffer(_thread_stacks()))
+        self._library.emulation_stacks(ctypes.c_void_p(stacks), ctypes.c_size_t(_MAX_BLOCK))
+
+    def _launch(self, name, grid, block, shared_mem, table):
+        """Run the exported launcher; kernels of different libraries share their threads' stacks."""
+        if math.prod(block) > _MAX_BLOCK:
+            raise LaunchError(f"{name}: a block of {math.prod(block)} threads, {_MAX_BLOCK} allowed")
+        run = getattr(self._library, f"launch_{name}")
+        with _launching:
+            if run(_triple(grid), _triple(block), ctypes.c_size_t(shared_mem), table):
+                raise LaunchError(f"{name}: {self._message()}")
 
     def signature(self, name):
         """Kinds of a kernel's arguments: p pointer, i 32-bit and q 64-bit integer, f float."""
@@ -157,13 +176,10 @@ class HostModule:
             for address, n_bytes in buffers:
                 self._library.emulation_add_buffer(ctypes.c_void_p(address),
                                                    ctypes.c_size_t(n_bytes))
-        run = getattr(self._library, f"launch_{name}")
-        if run(_triple(grid), _triple(block), ctypes.c_size_t(shared_mem), ctypes.c_void_p(table)):
-            raise LaunchError(f"{name}: {self._message()}")
+        self._launch(name, grid, block, shared_mem, ctypes.c_void_p(table))
 
     def get_function(self, name):
         """Callable ``(grid, block, args, shared_mem=0, schedule="in order", seed=0)``."""
-        run = getattr(self._library, f"launch_{name}")
         signature = self.signature(name)
 
         def call(grid, block, args, shared_mem=0, *, schedule="in order", seed=0):
@@ -175,8 +191,7 @@ class HostModule:
             if count:
                 self._library.emulation_count(1)
             pointers = (ctypes.c_void_p * len(values))(*(v.ctypes.data for v in values))
-            if run(_triple(grid), _triple(block), ctypes.c_size_t(shared_mem), pointers):
-                raise LaunchError(f"{name}: {self._message()}")
+            self._launch(name, grid, block, shared_mem, pointers)
             if count:
                 self._collect(name)
 
@@ -215,6 +230,21 @@ class HostModule:
         for place, space, direction, n_bytes, *numbers in rows:
             key = Access(name, lines[place[1:]], space, direction, int(n_bytes))
             _counts[key] = tuple(a + int(b) for a, b in zip(_counts.get(key, (0, 0, 0)), numbers))
+
+
+def _thread_stacks():
+    """Stacks of a block's threads, each behind a page that may not be touched."""
+    global _stacks
+    if _stacks is None:
+        stride = _GUARD_BYTES + _STACK_BYTES
+        made = mmap.mmap(-1, _MAX_BLOCK * stride, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(made))
+        protect = ctypes.CDLL(None, use_errno=True).mprotect
+        for i in range(_MAX_BLOCK):
+            if protect(ctypes.c_void_p(start + i * stride), ctypes.c_size_t(_GUARD_BYTES), 0):
+                raise OSError(ctypes.get_errno(), "guard page")
+        _stacks = made
+    return _stacks
 
 
 def _triple(shape):

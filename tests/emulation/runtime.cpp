@@ -7,7 +7,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 
 #include <vector>
 
@@ -18,9 +17,10 @@ namespace emulation {
 Thread* current;
 uint3 block_index, block_shape, grid_shape;
 
-static const size_t kStackBytes = 64 << 10, kGuardBytes = 4096;
+static const size_t kStackBytes = 64 << 10, kGuardBytes = 4096;  // as in host_module.py
 static std::vector<Thread> threads;
-static std::vector<char*> stacks;
+static char* first_stack;  // of the process: every kernel library runs on the same ones
+static size_t n_stacks;
 static void* scheduler_stack;
 static const Launch* running;
 static std::vector<char> dynamic_memory;
@@ -73,13 +73,15 @@ static void entry() {
   abort();
 }
 
+static char* stack(size_t i) { return first_stack + i * (kStackBytes + kGuardBytes) + kGuardBytes; }
+
 static void prepare(Thread& t, int linear) {
   const unsigned* b = running->block;
   unsigned i = linear;
   t = Thread{};
   t.index = {i % b[0], i / b[0] % b[1], i / (b[0] * b[1])};
   t.linear = linear, t.lane = linear & 31, t.warp = linear >> 5;
-  uint64_t* top = reinterpret_cast<uint64_t*>(stacks[linear] + kStackBytes - 64);
+  uint64_t* top = reinterpret_cast<uint64_t*>(stack(linear) + kStackBytes - 64);
   *--top = 0;                                          // a return address that nobody returns to
   *--top = reinterpret_cast<uint64_t>(&entry);
   for (int k = 0; k < 6; k++) *--top = 0;
@@ -133,9 +135,7 @@ bool is_private(const void* p) {
   const char* c = static_cast<const char*>(p);
   const char* own = reinterpret_cast<char*>(threads.data());
   if (c >= own && c < own + threads.size() * sizeof(Thread)) return true;
-  for (size_t i = 0; i < threads.size(); i++) {
-    if (c >= stacks[i] && c < stacks[i] + kStackBytes) return true;
-  }
+  if (c >= first_stack && c < stack(threads.size()) - kGuardBytes) return true;
   return c >= reinterpret_cast<const char*>(&current) - 256 &&
          c < reinterpret_cast<const char*>(&current) + 256;
 }
@@ -331,14 +331,8 @@ static void run_block() {
 
 static void allocate(const Launch& what) {
   size_t n = (size_t)what.block[0] * what.block[1] * what.block[2];
+  if (n > n_stacks) abort();  // more than a block may have; the caller checks
   threads.assign(n, Thread{});
-  while (stacks.size() < n) {
-    size_t total = kStackBytes + kGuardBytes;
-    void* p = mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED) abort();
-    mprotect(p, kGuardBytes, PROT_NONE);
-    stacks.push_back(static_cast<char*>(p) + kGuardBytes);
-  }
   dynamic_memory.assign(what.dynamic_bytes + 128, 0);
   dynamic_begin = dynamic_memory.data() + (-(uintptr_t)dynamic_memory.data() & 127);
 }
@@ -367,6 +361,10 @@ int launch(const Launch& what) {
 }
 
 extern "C" const char* emulation_message() { return message; }
+extern "C" void emulation_stacks(char* first, size_t count) {
+  first_stack = first;
+  n_stacks = count;
+}
 extern "C" void emulation_schedule(int which, uint64_t seed) {
   schedule = static_cast<Schedule>(which);
   random_state = seed * 2654435761u + 88172645463325252ull;

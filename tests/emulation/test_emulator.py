@@ -3,6 +3,7 @@
 import ctypes
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -173,3 +174,24 @@ def test_build_is_reused_until_a_source_changes(tmp_path, monkeypatch):
     assert [value for value, _ in found] == [6, 6, 7, 8]
     assert len({path for _, path in found}) == 3
     assert ctypes.sizeof(ctypes.c_void_p) == 8
+
+
+def test_libraries_share_the_stacks_of_their_threads():
+    """Two mappings a thread and library: a long test run reaches the system's 65,530, and dies."""
+    def mappings():
+        return len(Path("/proc/self/maps").read_text(encoding="ascii").splitlines())
+
+    launch("correct")
+    before = mappings()
+    for i in range(3):
+        kernel = HostModule(FAULTS, [f"UNUSED={i}"]).get_function("correct")
+        kernel((1,), (64,), (aligned((64,), np.float32, np.arange(64)), np.int32(0)))
+    assert mappings() - before < 64
+
+
+def test_block_of_too_many_threads_is_refused():
+    """A block that no card runs, and that overruns the emulator's stacks."""
+    a = aligned((2048,), np.float32, 0.0)
+    kernel = HostModule(FAULTS).get_function("correct")
+    with pytest.raises(LaunchError, match="2048 threads, 1024 allowed"):
+        kernel((1,), (2048,), (a, np.int32(0)))
