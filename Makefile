@@ -22,7 +22,7 @@ answer: install  ## fetch a small model (98 MB) and answer one question
 install: $(VENV)/installed  ## set up cudflash, editable, in .venv
 
 test: $(VENV)/installed-test  ## set up with what the tests need, run them
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --max-worker-restart=0
 
 check: $(VENV)/installed-test  ## lint
 	$(BIN)/ruff check .
