@@ -1,6 +1,7 @@
 """Recorded graphs: barriers where launches depend on one another, and nowhere else."""
 
 import linecache
+import os
 import sys
 import threading
 
@@ -221,3 +222,38 @@ def test_an_abandoned_capture_does_not_stay_open():
     with ops.capture() as graph:
         ops.copy(out, np.zeros((1, 16), np.float32))
     assert len(graph) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity") or runtime.usable_cores() < 2,
+                    reason="needs two cores and a system that says on which one a thread runs")
+def test_workers_are_kept_off_the_core_of_their_caller(monkeypatch):
+    """Two threads on one core: for tens of milliseconds every barrier costs a time slice."""
+    allowed = os.sched_getaffinity(0)
+    assert runtime._current_core() in allowed
+    pool = runtime.ThreadPool(2)
+    worker = pool._workers[0].native_id
+    try:
+        for core in [*sorted(allowed)[:2], -1]:
+            monkeypatch.setattr(runtime, "_current_core", lambda core=core: core)
+            before = os.sched_getaffinity(worker)
+            assert pool.run(np.zeros((0, 4), np.int64))
+            expected = allowed - {core} if core in allowed else before
+            assert os.sched_getaffinity(worker) == expected
+    finally:
+        pool.close()
+    assert os.sched_getaffinity(0) == allowed
+
+
+def test_a_system_that_moves_no_threads_runs_programs_all_the_same(monkeypatch):
+    """Catches a launch that fails for what would only have made it faster."""
+    def refused(*args):
+        raise PermissionError("not here")
+
+    monkeypatch.setattr(os, "sched_setaffinity", refused, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    monkeypatch.setattr(runtime, "_current_core", lambda: 1)
+    pool = runtime.ThreadPool(2)
+    try:
+        assert pool.run(np.zeros((0, 4), np.int64))
+    finally:
+        pool.close()

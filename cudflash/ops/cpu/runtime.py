@@ -277,7 +277,7 @@ class ThreadPool:
         self._run = _NATIVE(_RUN_PROGRAM.address)
         self._stopped = False
         self._pid = os.getpid()
-        self._workers = []
+        self._workers, self._cpu = [], None
         try:
             for tid in range(1, n_threads):
                 worker = threading.Thread(target=self._call, args=(tid,), daemon=True,
@@ -305,9 +305,29 @@ class ThreadPool:
         with self._lock:
             if self._stopped:
                 return False
+            if self._workers:
+                self._make_room()
             self._words[:] = program.ctypes.data, len(program)
             self._call(0)
             return True
+
+    def _make_room(self):
+        """Keep the workers off the core that the caller runs on.
+
+        A worker that is woken on that core shares it with the caller until the system's next
+        balancing, tens of milliseconds later, and every barrier of a program costs a time slice.
+        """
+        cpu = _current_core()
+        if cpu == self._cpu:
+            return
+        self._cpu = cpu
+        try:
+            allowed = os.sched_getaffinity(0)
+            if len(allowed) >= self.n_threads and cpu in allowed:
+                for worker in self._workers:
+                    os.sched_setaffinity(worker.native_id, allowed - {cpu})
+        except OSError:  # not allowed here, or a worker that is gone: it only costs time
+            pass
 
     def close(self):
         """Send the workers home, after the program in flight if there is one."""
@@ -318,6 +338,17 @@ class ThreadPool:
                 self._call(0)
 
 
+def _find_current_core():
+    """The system's function for the core that the calling thread runs on."""
+    if not hasattr(os, "sched_setaffinity"):
+        return lambda: None
+    try:
+        return ctypes.CDLL(None).sched_getcpu
+    except (AttributeError, OSError):  # another C library: workers stay where they are put
+        return lambda: None
+
+
+_current_core = _find_current_core()
 _local = threading.local()
 _pool_lock = threading.Lock()
 _pool = None
