@@ -217,12 +217,14 @@ def test_ctrl_c_keeps_what_was_produced(model):
     assert "Traceback" not in done.err and len(first + done.out) >= 8
 
 
-def test_ctrl_c_with_json_still_gives_the_object(model):
+def test_ctrl_c_with_json_still_gives_the_object(model, tmp_path):
     """A cancelled answer whose result is not written."""
-    process = program("generate", model, *PROMPT, "-c", 20000, "--ignore-eos", *GREEDY, "--json")
-    while b"no draft" not in process.stderr.readline():
-        pass
-    time.sleep(1.5)  # the answer has begun
+    events = tmp_path / "events"
+    process = program("generate", model, *PROMPT, "-c", 20000, "--ignore-eos", *GREEDY, "--json",
+                      "--events", events)  # fmt: skip
+    while not events.exists() or b'"token"' not in events.read_bytes():  # the answer has begun
+        assert process.poll() is None
+        time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     done = finish(process)
     assert done.code == 130 and done.json["finish_reason"] == "cancelled"
@@ -232,7 +234,8 @@ def test_ctrl_c_with_json_still_gives_the_object(model):
 def test_ctrl_c_before_the_answer_is_quiet(tmp_path):
     """A traceback when a wrong file is given and the user changes his mind while typing."""
     process = program("generate", "model.gguf", stdin=-1)
-    time.sleep(1.0)
+    process.stdin.write(b"x" * 300_000)  # more than a pipe holds: it is being read when this ends
+    process.stdin.flush()
     process.send_signal(signal.SIGINT)
     done = finish(process)
     assert done.code == 130 and done.sentence == "error: interrupted"
