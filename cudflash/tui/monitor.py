@@ -19,7 +19,7 @@ from cudflash.tui.screen import Screen, as_lines
 from cudflash.tui.state import MonitorState
 from cudflash.tui.style import ASCII, UNICODE
 
-SHARE = 0.004  # of the time at most, for drawing
+SHARE = 0.003  # of the time at most, for drawing
 ALLOWANCE_S = 0.002  # of drawing before the share counts: a short answer is seen as well
 SHORTEST_S = 0.1  # between two drawings
 LINE_S = 1.0  # between two lines where there is no terminal
