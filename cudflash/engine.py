@@ -7,7 +7,7 @@ belongs to a session.
 
 import threading
 import weakref
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from cudflash.backend import backend_of, planner
 from cudflash.checks import one_of, whole
 from cudflash.device import choose_device, load_ops, physical_cores
 from cudflash.digest import ReceiptMaker
-from cudflash.engine_checks import check_taps, load_notes
+from cudflash.engine_checks import MTP, check_mtp_k, check_taps, load_notes
 from cudflash.errors import ContextLengthError, UnsupportedError, UsageError
 from cudflash.model.buffers import Allocator, Workspace
 from cudflash.model.cache import check_kv_type
@@ -30,8 +30,6 @@ from cudflash.rounds import StepMeter
 from cudflash.session import Session
 from cudflash.spec.verify_length import default_verify_length
 
-MTP = "mtp"  # the drafter that a model brings itself
-
 
 def load(
     target,
@@ -43,6 +41,7 @@ def load(
     draft_sink=None,
     draft_window=None,
     drafter=None,
+    mtp_k=None,
     activations=None,
     threads=None,
     progress=None,
@@ -74,6 +73,8 @@ def load(
         Instead of a draft file: "mtp" drafts with the MTP block of the model's own file; a
         callable (a class, say) is asked once per session, an instance is shared by all sessions
         and can serve only one answer at a time.
+    mtp_k : int, optional
+        Tokens that the MTP block drafts per round, 1 to 15; 3 if absent. Needs ``drafter="mtp"``.
     activations : {"int8", "int8x2"}, optional
         Precision of activations in packed products; ``cudflash.defaults.ACTIVATIONS`` if absent.
     threads : int, optional
@@ -109,6 +110,7 @@ def load(
     """
     if draft is not None and drafter is not None:
         raise UsageError("draft and drafter were both given; pass one of them")
+    mtp_k = check_mtp_k(drafter, mtp_k)
     if drafter is not None and drafter != MTP and not callable(drafter):
         from cudflash.spec.drafters import check_drafter
 
@@ -134,7 +136,7 @@ def load(
     ops.set_threads(threads)
     return Engine(
         ops, pair, chosen, n_ctx, kv_type, activations, progress,
-        drafter=drafter, full_block=draft_full_block,
+        drafter=drafter, full_block=draft_full_block, mtp_k=mtp_k,
     )  # fmt: skip
 
 
@@ -154,13 +156,15 @@ class Engine:
     n_ctx : int
         Tokens of prompt and answer together.
     kv_type, activations : str
+    mtp_k : int or None
+        Tokens that the loaded MTP block drafts per round; None without ``drafter="mtp"``.
     notes : tuple of str
         Sentences a user should see once: defaults taken, limits exceeded.
     """
 
     def __init__(
         self, ops, pair, device, n_ctx, kv_type, activations, progress=None, *,
-        drafter=None, full_block=True,
+        drafter=None, full_block=True, mtp_k=None,
     ):  # fmt: skip
         target = pair.target
         self.ops, self.gguf, self.device = ops, pair.gguf, device
@@ -182,7 +186,8 @@ class Engine:
             self.backend.release()
             raise
         self._target, self._mtp = target, None
-        self.drafter = self.mtp_drafter if drafter == MTP else drafter
+        self.drafter = partial(self.mtp_drafter, mtp_k) if drafter == MTP else drafter
+        self.mtp_k = mtp_k
         self.closed = False
         self._pass_owner = None  # Generation whose pass holds the lock
         self._sessions = weakref.WeakSet()

@@ -8,6 +8,25 @@ from collections.abc import Iterable
 from cudflash.checks import index_of, shown
 from cudflash.errors import UsageError
 
+MTP = "mtp"  # the drafter that a model brings itself
+
+
+def check_mtp_k(drafter, k):
+    """Return the tokens that an MTP block is to draft per round; None for another drafter.
+
+    Raises
+    ------
+    UsageError
+        If k is none that the block can have, or given to another drafter.
+    """
+    if drafter != MTP:
+        if k is not None:
+            raise UsageError(f"mtp_k is {shown(k)}, but the drafter is not 'mtp'; omit it")
+        return None
+    from cudflash.spec.mtp import DEFAULT_K, check_k
+
+    return DEFAULT_K if k is None else check_k(k)
+
 
 def check_taps(layers, n_layers):
     """Return tap layers as a tuple.

@@ -117,6 +117,7 @@ class Verifier:
         self.modes = (SamplingConfig(temperature=0), SamplingConfig(temperature=temperature))
         block = None if engine.draft_config is None else engine.draft_config.block_size
         self.lengths, self._all_lengths = legal_lengths(block), legal_lengths()
+        self._drafts = engine.draft is not None or engine.mtp_k is not None
         self._findings, self._echoes = {}, []
         self._drafted = self._accepted = 0
         self._session = None  # of the newest answer
@@ -143,7 +144,7 @@ class Verifier:
                 plain = self.answer(prompt, sampling, speculative="off")
                 if sampling.greedy:
                     texts.append((prompt, plain.tokens))
-                if self.engine.draft is not None:
+                if self._drafts:
                     checks += self._draft_checks(index, prompt, sampling, plain)
                 if scripted and (index == 0 or plain.stats["decode_ms"] < CHEAP_MS):
                     checks += self._scripted_checks(index, prompt, sampling, plain)
@@ -175,7 +176,7 @@ class Verifier:
         -------
         VerifyReport
         """
-        if self.engine.draft is None:
+        if not self._drafts:
             raise UsageError("qualifying needs a draft; give the pair TARGET DRAFT")
         if not 0 <= floor <= 1:
             raise UsageError(f"the floor is {floor}, expected a share from 0 to 1")
@@ -196,7 +197,7 @@ class Verifier:
         rows = _first_difference(plain.row_digests, one.row_digests)
         traces = [r.speculation for r in (one, two)]
         rate = stats["acceptance_rate"] or 0.0
-        name = self.engine.draft_config.kind
+        name = stats["drafter"]
 
         def check(what, passed, note=""):
             return self._tell(

@@ -63,6 +63,7 @@ def session_checks(verifier, ids, n_requests=REQUESTS):
     """
     engine = verifier.engine
     limit = engine.n_ctx - MAX_TOKENS
+    drafts = engine.draft is not None or engine.mtp_k is not None
     for script in scripts(ids, n_requests, verifier.seed):
         session = engine.session()
         for index, prompt in enumerate(script.prompts):
@@ -72,7 +73,7 @@ def session_checks(verifier, ids, n_requests=REQUESTS):
             options = {"max_tokens": room, "ignore_eos": True}
             plain = verifier.answer(prompt, sampling, speculative="off", **options)
             drafter = None
-            if engine.draft is None or index % 3 == 1:
+            if not drafts or index % 3 == 1:
                 drafter = Cycle(plain.tokens, KS)
             length = verifier.lengths[-1] if drafter is None else 15
             drafted = verifier.answer(

@@ -93,11 +93,6 @@ def is_scripted(name):
     return name in ("oracle", "wrong", "random") or (kept != name and kept.isdecimal())
 
 
-def covering(length):
-    """Return the shortest legal verify length that has room for so many proposals."""
-    return min(n for n in LEGAL if n >= length)
-
-
 def choose_lanes(names, kinds, lengths, rules, blocks, modes=(ON,), has_mtp=False):
     """Return lanes by engine: kind of its draft (None without one) -> drafted lanes.
 

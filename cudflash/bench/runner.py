@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cudflash.bench.lanes import MTP, PLAIN, Lane, covering, make_scripted
+from cudflash.bench.lanes import MTP, PLAIN, Lane, make_scripted
 from cudflash.bench.prompts import loops
 from cudflash.bench.statistics import COUNTS, LISTS, TIMES
 from cudflash.sampling import SamplingConfig
 from cudflash.spec.acceptance import MATCH
 from cudflash.spec.drafters import AtMost
+from cudflash.spec.verify_length import covering
 
 NATURAL_STOP, FORCED = "natural", "forced"
 STOPS = (NATURAL_STOP, FORCED)

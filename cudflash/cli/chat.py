@@ -16,6 +16,7 @@ from cudflash.cli.draft_options import (
     settle_speculation,
     speculation_options,
     take_speculation,
+    with_depth,
 )
 from cudflash.cli.running import (
     engine_options,
@@ -72,6 +73,7 @@ def command(ctx, words, model, system, **params):
         "stop": take_stops(params),
     }
     speculation = take_speculation(params)
+    arguments = with_depth(arguments, speculation["verify_length"])
     seed, extra = take_seed(params), take_template(params)
     watch = take_watch(output, params)
     with CompileNotice(output):

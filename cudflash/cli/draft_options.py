@@ -50,7 +50,14 @@ draft_options = options(
     identity_option,
 )
 
+drafter_option = click.option(
+    "--drafter",
+    type=click.Choice(["mtp"]),
+    help="mtp: draft with the MTP (NextN) block of the model's own file, without a draft.",
+)
+
 speculation_options = options(
+    drafter_option,
     click.option(
         "--speculative",
         type=click.Choice(["auto", "on", "off"]),
@@ -66,7 +73,8 @@ speculation_options = options(
         "verify_length",
         type=int,
         metavar="N",
-        help="Tokens drafted per round: 3, 7 or 15; others are rounded down. Default: 7.",
+        help="Tokens drafted per round: 3, 7 or 15; others are rounded down. Default: 7. With "
+        "--drafter mtp any from 1 to 15, default 3.",
     ),
     click.option(
         "--accept",
@@ -105,7 +113,47 @@ def take_draft(params):
         found["draft_full_block"] = False
     if no_draft or draft is not None:
         found["draft"] = None if no_draft or draft == "none" else draft
-    return found
+    drafter = params.pop("drafter", None)  # only commands that answer have it
+    return found if drafter is None else _take_drafter(drafter, found)
+
+
+def _take_drafter(drafter, found):
+    """Add a drafter that needs no file to what was found; refuse what is about files."""
+    if "draft" in found:
+        given = "--no-draft" if found["draft"] is None else f"the draft {found['draft']}"
+        raise UsageError(
+            f"--drafter {drafter} and {given} were both given; pass one of them: {drafter} drafts "
+            "with a block of the model's own file"
+        )
+    for name, option in (
+        ("draft_window", "--draft-window"), ("draft_sink", "--draft-sink"),
+        ("draft_full_block", "--draft-short-block"),
+    ):  # fmt: skip
+        if name in found:
+            raise UsageError(
+                f"{option} is about a draft file, and --drafter {drafter} has none; omit it"
+            )
+    return {**found, "draft": None, "drafter": drafter}
+
+
+def with_depth(arguments, length):
+    """Add the verify length to the arguments of ``load`` where the drafter needs to know it.
+
+    Raises
+    ------
+    UsageError
+        For a length that the MTP block cannot draft.
+    """
+    if arguments.get("drafter") is None or length is None:
+        return arguments
+    from cudflash.spec.mtp import MAX_K
+
+    if not 1 <= length <= MAX_K:
+        raise UsageError(
+            f"--verify-length is {length}, expected 1 to {MAX_K} with --drafter mtp: so many passes "
+            "of the block are made per round"
+        )
+    return {**arguments, "mtp_k": length}
 
 
 def find_draft(model, arguments):
@@ -136,6 +184,9 @@ def find_draft(model, arguments):
 
 def draft_phrase(engine, explanation):
     """What the first line after loading says about the draft."""
+    if engine.mtp_k is not None:
+        plural = "" if engine.mtp_k == 1 else "s"
+        return f"drafts with its own MTP block, {engine.mtp_k} token{plural} a round"
     config = engine.draft_config
     if config is None:
         return f"no draft: {explanation}"
@@ -161,11 +212,13 @@ def settle_speculation(output, engine, wanted):
     dict
         Arguments of ``Session.generate``.
     """
+    from cudflash.spec.verify_length import covering, round_down
+
+    if engine.mtp_k is not None:
+        return {**wanted, "verify_length": covering(engine.mtp_k)}
     length = wanted["verify_length"]
     if length is None or engine.draft_config is None:
         return wanted
-    from cudflash.spec.verify_length import round_down
-
     taken, sentence = round_down(length, engine.draft_config.block_size)
     if sentence:
         output.note("note: " + sentence)

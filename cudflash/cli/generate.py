@@ -20,6 +20,7 @@ from cudflash.cli.draft_options import (
     settle_speculation,
     speculation_options,
     take_speculation,
+    with_depth,
 )
 from cudflash.cli.running import (
     chat_prompt,
@@ -143,6 +144,7 @@ def _generate(output, model, text, escape, speculation, params, watch):
     from cudflash.cli.kernels import CompileNotice
 
     sampling, arguments = take_sampling(params), take_engine(params)
+    arguments = with_depth(arguments, speculation["verify_length"])
     request = {
         "max_tokens": max_tokens(params.pop("n_tokens")),
         "seed": take_seed(params),

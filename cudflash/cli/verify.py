@@ -11,11 +11,13 @@ from cudflash.cli.common import (
     output_of,
     output_options,
 )
+from cudflash.cli.draft_options import drafter_option, with_depth
 from cudflash.cli.interrupts import raise_kept
 from cudflash.cli.running import engine_options, open_engine, take_engine
 from cudflash.errors import UsageError
 
 DIFFERENT = 1
+MTP_K = 15  # a drafter of fewer tokens would leave the longest blocks unfilled
 FEWEST_TOKENS = 3  # the prompt's row gives one, a round its own: with fewer nothing is drafted
 # natural text of several kinds: synthetic prompts flatter a draft
 PROMPTS = (
@@ -56,6 +58,7 @@ PROMPTS = (
     "--floor", type=float, default=0.0, show_default=True, metavar="SHARE",
     help="With --qualify: least share of accepted proposals.",
 )  # fmt: skip
+@drafter_option
 @engine_options
 @json_option
 @output_options
@@ -67,8 +70,8 @@ def command(ctx, target, beside, prompts, files, n_tokens, temperature, seed, no
     Compares plain decoding with drafted decoding for every verify length, at temperature 0 and at
     a seeded temperature; the ratio rule by replay and by the distribution of its tokens; the
     scripted drafters; and sessions that have answered before against fresh ones. Without a draft
-    only the last two are compared. The exit code is 0 if everything is
-    equal, 1 otherwise.
+    only the last two are compared; --drafter mtp takes the model's own MTP block for one. The exit
+    code is 0 if everything is equal, 1 otherwise.
     """
     output = output_of(ctx)
     if beside is not None:
@@ -84,7 +87,7 @@ def command(ctx, target, beside, prompts, files, n_tokens, temperature, seed, no
     texts = [*prompts, *(line for path in files for line in _lines(path))]
     if files and not texts:
         raise UsageError(f"{files[0]}: there is no prompt in it, expected one per line")
-    engine = open_engine(output, target, take_engine(params))
+    engine = open_engine(output, target, with_depth(take_engine(params), MTP_K))
     report = _run(
         output, engine, texts or list(PROMPTS), qualify, floor, not no_scripted,
         {"max_tokens": n_tokens, "temperature": temperature, "seed": seed},

@@ -13,6 +13,19 @@ DEFAULT_K = 3
 MAX_K = 15
 
 
+def check_k(k):
+    """Return k as an int.
+
+    Raises
+    ------
+    UsageError
+        Unless it is 1 to 15.
+    """
+    if isinstance(k, bool) or not hasattr(k, "__index__") or not 1 <= int(k) <= MAX_K:
+        raise UsageError(f"k is {k!r}, expected a whole number from 1 to {MAX_K}")
+    return int(k)
+
+
 class MTPDrafter:
     """Drafts with the MTP block of the target; follows the ``Drafter`` protocol.
 
@@ -44,9 +57,7 @@ class MTPDrafter:
     block_size = None
 
     def __init__(self, runner, tap, k=DEFAULT_K):
-        if isinstance(k, bool) or not hasattr(k, "__index__") or not 1 <= int(k) <= MAX_K:
-            raise UsageError(f"k is {k!r}, expected a whole number from 1 to {MAX_K}")
-        self.runner, self.k, self.taps = runner, int(k), (int(tap),)
+        self.runner, self.k, self.taps = runner, check_k(k), (int(tap),)
 
     @property
     def length(self):

@@ -80,6 +80,11 @@ def round_down(length, block_size=None):
     )
 
 
+def covering(length):
+    """Return the shortest legal verify length that has room for so many proposals."""
+    return min(n for n in LEGAL if n >= length)
+
+
 def draft_budget(verify_length, room, context_left, drafter_max=None):
     """Return how many tokens the next round may draft; 0 makes it a plain round.
 

@@ -3,8 +3,9 @@
 import pytest
 
 from cudflash.bench.depth import depth_notes
-from cudflash.bench.lanes import Lane, choose_lanes, covering
+from cudflash.bench.lanes import Lane, choose_lanes
 from cudflash.drafters import AtMost, Oracle
+from cudflash.spec.verify_length import covering
 from tests.helpers.engines import greedy
 from tests.helpers.hybrid_model import hybrid_engine
 

@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import pytest
 
-from cudflash.bench.lanes import Lane, choose_lanes, covering, make_scripted
+from cudflash.bench.lanes import Lane, choose_lanes, make_scripted
 from cudflash.bench.prompts import Item
 from cudflash.bench.runner import Bench, Group, Settings, measure_verify_cost, verify_curve
 from cudflash.bench.statistics import cells, pool
@@ -12,6 +12,7 @@ from cudflash.drafters import AlwaysWrong, KeepK, Oracle, TokenDrafter
 from cudflash.errors import UsageError
 from cudflash.sampling import SamplingConfig
 from cudflash.spec.proposals import POINT_MASS, Proposal
+from cudflash.spec.verify_length import covering
 from tests.helpers.engines import engine
 
 ORACLE, KEEP, WRONG = (Lane(n, 3, "match", True, "on") for n in ("oracle", "keep-2", "wrong"))
