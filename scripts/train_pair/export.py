@@ -126,7 +126,7 @@ def write_target(path, weights, shape, tokens, merges, mix="q4_k_m"):
     out.add_name("Glimmer Tiny")
     out.add_author(AUTHOR)
     out.add_license(LICENSE)
-    _add_widths(out, shape)
+    add_widths(out, shape)
     out.add_rope_freq_base(shape.rope_base)
     out.add_rope_dimension_count(shape.head_dim)
     out.add_sliding_window(shape.window)
@@ -138,21 +138,21 @@ def write_target(path, weights, shape, tokens, merges, mix="q4_k_m"):
     out.add_logit_scale(shape.logit_scale)
     out.add_final_logit_softcapping(shape.softcap)
     out.add_vocab_size(shape.vocab_size)
-    _add_tokenizer(out, tokens, merges)
-    _add_tensors(out, target_tensors(weights, shape), MIXES[mix]["target"])
-    _finish(out)
+    add_tokenizer(out, tokens, merges)
+    add_tensors(out, target_tensors(weights, shape), MIXES[mix]["target"])
+    finish(out)
 
 
-def write_draft(path, weights, shape, tokens, merges, mix="q4_k_m"):
-    """Write a draft; parameters as in ``write_target``."""
+def write_draft(path, weights, shape, tokens, merges, mix="q4_k_m", name="Glimmer Tiny"):
+    """Write a draft; parameters as in ``write_target``, ``name`` the target's."""
     import gguf
 
     arch = "dflash"
     out = gguf.GGUFWriter(path, arch)
-    out.add_name("Glimmer Tiny " + ("DFlash2" if shape.is_dflash2 else "DFlash"))
+    out.add_name(f"{name} " + ("DFlash2" if shape.is_dflash2 else "DFlash"))
     out.add_author(AUTHOR)
     out.add_license(LICENSE)
-    _add_widths(out, shape)
+    add_widths(out, shape)
     out.add_rope_freq_base(shape.rope_base)
     out.add_rope_dimension_count(shape.head_dim)
     out.add_sliding_window(shape.window)
@@ -160,8 +160,9 @@ def write_draft(path, weights, shape, tokens, merges, mix="q4_k_m"):
     out.add_causal_attention(shape.causal)
     out.add_uint32(f"{arch}.block_size", shape.block_size)
     out.add_array(f"{arch}.target_layers", [tap + 1 for tap in shape.taps])  # layer inputs
-    out.add_logit_scale(shape.logit_scale)
-    out.add_final_logit_softcapping(shape.softcap)
+    if shape.softcap is not None:
+        out.add_logit_scale(shape.logit_scale)
+        out.add_final_logit_softcapping(shape.softcap)
     out.add_vocab_size(shape.vocab_size)
     if shape.is_dflash2:
         for key, value in (("conv_kernel_size", shape.conv_kernel),
@@ -169,13 +170,14 @@ def write_draft(path, weights, shape, tokens, merges, mix="q4_k_m"):
                            ("selector_rank", shape.selector_rank),
                            ("selector_top_k", shape.selector_top_k)):  # fmt: skip
             out.add_uint32(f"{arch}.{key}", value)
-    _add_tokenizer(out, tokens, merges)
-    _add_tensors(out, draft_tensors(weights, shape), MIXES[mix]["draft"])
-    _finish(out)
+    add_tokenizer(out, tokens, merges)
+    add_tensors(out, draft_tensors(weights, shape), MIXES[mix]["draft"])
+    finish(out)
 
 
-def _add_widths(out, shape):
-    out.add_block_count(shape.n_layers)
+def add_widths(out, shape, n_blocks=None):
+    """Add the keys about sizes; ``n_blocks`` where there are more blocks than layers."""
+    out.add_block_count(n_blocks or shape.n_layers)
     out.add_context_length(shape.context_length)
     out.add_embedding_length(shape.hidden_dim)
     out.add_feed_forward_length(shape.ffn_dim)
@@ -186,7 +188,8 @@ def _add_widths(out, shape):
     out.add_layer_norm_rms_eps(shape.rms_eps)
 
 
-def _add_tokenizer(out, tokens, merges):
+def add_tokenizer(out, tokens, merges):
+    """Add the vocabulary."""
     import gguf
 
     out.add_tokenizer_model("gpt2")
@@ -202,7 +205,8 @@ def _add_tokenizer(out, tokens, merges):
     out.add_add_bos_token(False)
 
 
-def _add_tensors(out, tensors, mix):
+def add_tensors(out, tensors, mix):
+    """Add tensors, each in the type of the first rule of ``mix`` that matches."""
     for name, values in tensors.items():
         values = np.ascontiguousarray(values, np.float32)
         # vectors, and the base of a convolution, are added and multiplied, never packed
@@ -234,7 +238,8 @@ def quantise(values: np.ndarray, kind: str) -> np.ndarray:
     return np.asarray(libgguf.quantize_rows(values, gguf.GGMLQuantizationType[kind]))
 
 
-def _finish(out):
+def finish(out):
+    """Write and close."""
     out.write_header_to_file()
     out.write_kv_data_to_file()
     out.write_tensors_to_file()

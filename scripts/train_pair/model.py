@@ -182,9 +182,9 @@ def target_hidden(p, shape, ids, rope, taps=(), layer_of=target_layer):
 
 
 def head_logits(hidden, head, shape):
-    """Scale, then cap: (..., C) -> (..., V), float32."""
+    """Scale, then cap if the shape says so: (..., C) -> (..., V), float32."""
     z = linear(hidden, head).float() * shape.logit_scale
-    return shape.softcap * torch.tanh(z / shape.softcap)
+    return z if shape.softcap is None else shape.softcap * torch.tanh(z / shape.softcap)
 
 
 def output_loss(hidden, head, shape, labels):

@@ -62,7 +62,8 @@ class Optimizer:
             return "embedding"
         if name == "head":
             return "head"
-        return "matrix" if p.ndim == 2 else "vector"
+        # a convolution has a kernel per channel: no matrix with directions to make equal
+        return "matrix" if p.ndim == 2 and not name.endswith("ssm_conv") else "vector"
 
     @torch.no_grad()
     def step(self, factor):

@@ -1,6 +1,6 @@
 """Let the target write, and keep what a draft is trained on: tokens, tapped rows, final rows.
 
-    python -m scripts.train_pair.sample --work DIR
+    python -m scripts.train_pair.sample --work DIR [--family hybrid]
 
 Writes ``seq_NAME_{tokens,taps,hidden}.npy`` for NAME in own (the target's continuations of training
 prompts), corpus (windows as the target was trained on), val (continuations of held-out prompts), and
@@ -25,7 +25,10 @@ BATCH = 256
 TEMPERATURE = 0.7  # of the trained drafts, and of the teacher's distribution
 GREEDY_SHARE = 0.35
 KIND_SHARES = {"docs": 0.43, "code": 0.43, "records": 0.14}
-SIZES = {"own": 1280, "corpus": 512, "val": 96}
+SIZES = {
+    "glimmer": {"own": 1280, "corpus": 512, "val": 96},
+    "hybrid": {"own": 768, "corpus": 384, "val": 48},
+}
 
 
 class Writer:
@@ -35,14 +38,22 @@ class Writer:
     ----------
     params : dict of str to Tensor
     shape : TargetShape
+    taps : sequence of int
+        Layers whose outputs are kept.
     """
 
-    def __init__(self, params, shape):
+    def __init__(self, params, shape, taps):
         # matrices once in the type they are multiplied in
         self.params = {k: v.bfloat16() if v.ndim == 2 else v for k, v in params.items()}
-        self.shape = shape
+        self.shape, self.taps = shape, taps
         self.rope = model.rope_table(shape.context_length, shape.head_dim, shape.rope_base)
         self.layers = [model.layer_weights(self.params, i) for i in range(shape.n_layers)]
+
+    def caches(self, n, length):
+        """Empty caches of ``n`` sequences of at most ``length`` tokens, by layer."""
+        size = (n, self.shape.n_kv_heads, length, self.shape.head_dim)
+        return [[torch.zeros(size, dtype=torch.bfloat16) for _ in range(2)]
+                for _ in range(self.shape.n_layers)]  # fmt: skip
 
     @torch.no_grad()
     def run(self, ids, caches=None):
@@ -64,7 +75,7 @@ class Writer:
             a = (model.full_attention(q, k, v) if full
                  else model.sliding_attention(q, k, v, shape.window))  # fmt: skip
             x = model.after_attention(w, shape, x, y, a)
-            if layer in shapes.DFLASH.taps:
+            if layer in self.taps:
                 tapped.append(x)
         hidden = model.rms(x, self.params["output_norm"], shape.rms_eps)
         return hidden, torch.stack(tapped, 2)
@@ -106,9 +117,7 @@ class Writer:
         Tensor of shape (B, P + n_tokens), int64
         """
         shape, (B, P) = self.shape, prompts.shape
-        size = (B, shape.n_kv_heads, P + n_tokens, shape.head_dim)
-        caches = [[torch.zeros(size, dtype=torch.bfloat16) for _ in range(2)]
-                  for _ in range(shape.n_layers)]  # fmt: skip
+        caches = self.caches(B, P + n_tokens)
         hidden, _ = self.run(prompts, caches)
         logits = model.head_logits(hidden[:, -1], self.params["head"], shape)
         ids = [prompts]
@@ -153,26 +162,37 @@ def sequences(name, n, writer, work, rng, generator):
             yield ids, kinds, temperatures.tolist()
 
 
+def make_writer(family, params, taps):
+    """Return the Writer of a family."""
+    if family == "glimmer":
+        return Writer(params, shapes.TARGET, taps)
+    from scripts.train_pair import hybrid_sample
+
+    return hybrid_sample.Writer(params, shapes.HYBRID, taps)
+
+
 def main():
     """Write all sets."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--sets", nargs="*", default=list(SIZES))
+    parser.add_argument("--sets", nargs="*", default=list(SIZES["glimmer"]))
+    parser.add_argument("--family", choices=list(shapes.TARGETS), default="glimmer")
     args = parser.parse_args()
-    work, shape = args.work, shapes.TARGET
+    work, shape = args.work, shapes.TARGETS[args.family]
     torch.set_num_threads(args.threads)
-    writer = Writer(torch.load(work / "target.pt")["params"], shape)
+    taps = shapes.DRAFTS[args.family]["dflash2"].taps
+    writer = make_writer(args.family, torch.load(work / "target.pt")["params"], taps)
     facts_file = work / "sample.json"
     facts = json.loads(facts_file.read_text()) if facts_file.exists() else {}
-    C, n_taps = shape.hidden_dim, len(shapes.DFLASH.taps)
-    for number, name in enumerate(SIZES):
+    C, n_taps = shape.hidden_dim, len(taps)
+    for number, (name, n) in enumerate(SIZES[args.family].items()):
         if name in facts or name not in args.sets:
             continue
         started, cpu = time.monotonic(), time.process_time()
         rng = np.random.default_rng(SEED + number)
         generator = torch.Generator().manual_seed(SEED + number)
-        n, at = SIZES[name], 0
+        at = 0
         widths = {"taps": n_taps * C, "hidden": C}
         maps = {k: np.lib.format.open_memmap(work / f"seq_{name}_{k}.npy", "w+", np.int16,
                                              (n, LENGTH, width)) for k, width in widths.items()}

@@ -1,7 +1,8 @@
-"""Sizes of the embedded pair, and everything its two trainings must agree on.
+"""Sizes of the trained models, and everything their trainings must agree on.
 
-Owns every number that ends up in the metadata of the three files. Needs no torch, so that tests
-and the exporter can read it.
+Two families: "glimmer" is the embedded pair, "hybrid" the small qwen35 of the tests. Owns every number
+that ends up in the metadata of their files. Needs no torch, so that tests and the exporter can read
+it.
 """
 
 from __future__ import annotations
@@ -52,6 +53,64 @@ class TargetShape:
 
 
 @dataclass(frozen=True)
+class HybridShape:
+    """A qwen35 target: delta nets, every ``interval``-th layer gated attention, one MTP block.
+
+    Letters as in the published model: P key heads and Q value heads of a delta net; value head j
+    reads key head j mod P.
+    """
+
+    n_layers: int = 4
+    interval: int = 4
+    hidden_dim: int = 256
+    n_heads: int = 4
+    n_kv_heads: int = 2
+    head_dim: int = 64
+    rope_dims: int = 32  # of a head; the rest is not rotated
+    rope_sections: tuple[int, ...] = (6, 5, 5, 0)  # of its pairs: text moves along all alike
+    n_delta_k_heads: int = 4
+    n_delta_v_heads: int = 8
+    delta_dim: int = 32
+    conv_taps: int = 4
+    ffn_dim: int = 512
+    rope_base: float = 10000.0
+    rms_eps: float = 1e-6
+    logit_scale: float = 1.0
+    softcap: float | None = None
+    context_length: int = 2048
+    vocab_size: int = VOCAB
+
+    def is_full(self, layer: int) -> bool:
+        """Whether a layer attends."""
+        return layer % self.interval == self.interval - 1
+
+    @property
+    def q_dim(self) -> int:
+        """Width of all query heads."""
+        return self.n_heads * self.head_dim
+
+    @property
+    def kv_dim(self) -> int:
+        """Rows of attn_k and attn_v."""
+        return self.n_kv_heads * self.head_dim
+
+    @property
+    def delta_k_width(self) -> int:
+        """Width of all key heads of a delta net."""
+        return self.n_delta_k_heads * self.delta_dim
+
+    @property
+    def delta_v_width(self) -> int:
+        """Width of all value heads of a delta net."""
+        return self.n_delta_v_heads * self.delta_dim
+
+    @property
+    def conv_width(self) -> int:
+        """Channels of the short convolution: queries, keys, values."""
+        return 2 * self.delta_k_width + self.delta_v_width
+
+
+@dataclass(frozen=True)
 class DraftShape:
     """A DFlash draft; with ``selector_rank`` a DFlash2 draft."""
 
@@ -68,7 +127,7 @@ class DraftShape:
     rms_eps: float = 1e-5
     taps: tuple[int, ...] = (1, 3, 4, 5, 6)  # 0-based layers whose output is read
     logit_scale: float = 0.5  # the target's: the head is borrowed
-    softcap: float = 30.0
+    softcap: float | None = 30.0
     context_length: int = 2048
     vocab_size: int = VOCAB
     conv_kernel: int = 0
@@ -98,3 +157,16 @@ DFLASH = DraftShape()
 DFLASH2 = DraftShape(
     block_size=8, causal=False, conv_kernel=2, conv_group=32, selector_rank=256, selector_top_k=8
 )
+
+HYBRID = HybridShape()
+HYBRID_DFLASH2 = DraftShape(
+    block_size=8, causal=False, n_layers=2, taps=(1, 2, 3),  # two delta nets and the attention layer
+    rms_eps=1e-6, logit_scale=1.0, softcap=None,
+    conv_kernel=2, conv_group=32, selector_rank=256, selector_top_k=8,
+)  # fmt: skip
+
+TARGETS = {"glimmer": TARGET, "hybrid": HYBRID}
+DRAFTS = {
+    "glimmer": {"dflash": DFLASH, "dflash2": DFLASH2},
+    "hybrid": {"dflash2": HYBRID_DFLASH2},
+}

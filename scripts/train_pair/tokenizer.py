@@ -1,10 +1,11 @@
 """Train the byte-level BPE and turn the corpus into token ids.
 
-    python -m scripts.train_pair.tokenizer --work DIR
+    python -m scripts.train_pair.tokenizer --work DIR [--like FILE]
 
-Writes ``tokenizer.json`` (of the tokenizers package), ``vocab.json`` ({"tokens", "merges"} in GPT-2's
-byte alphabet, as GGUF wants them) and ``tokens.npz`` (uint16: train and held-out ids by kind,
-made-up records; documents end with the end token).
+With ``--like`` nothing is trained: the vocabulary is that of a GGUF file. Writes ``tokenizer.json``
+(of the tokenizers package), ``vocab.json`` ({"tokens", "merges"} in GPT-2's byte alphabet, as GGUF
+wants them) and ``tokens.npz`` (uint16: train and held-out ids by kind, made-up records; documents
+end with the end token).
 """
 
 from __future__ import annotations
@@ -41,6 +42,20 @@ def train(texts):
     return tokenizer
 
 
+def read(path):
+    """The tokenizer of a GGUF file that this trainer wrote."""
+    from gguf import GGUFReader
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    fields = GGUFReader(path).fields
+    tokens, merges = (fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "merges"))
+    ids = {token: i for i, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(ids, [tuple(merge.split(" ")) for merge in merges]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
 def vocabulary(tokenizer) -> dict:
     """Tokens in id order and merges, as GGUF stores them."""
     model = json.loads(tokenizer.to_str())["model"]
@@ -60,9 +75,14 @@ def main():
     """Train, encode, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, required=True)
-    work = parser.parse_args().work
+    parser.add_argument("--like", type=Path, help="a GGUF file whose tokenizer is taken")
+    args = parser.parse_args()
+    work = args.work
     texts = {k: json.loads((work / f"train_{k}.json").read_text()) for k in corpus.KINDS}
-    tokenizer = train(text for kind in corpus.KINDS for text in texts[kind])
+    if args.like is None:
+        tokenizer = train(text for kind in corpus.KINDS for text in texts[kind])
+    else:
+        tokenizer = read(args.like)
     tokenizer.save(str(work / "tokenizer.json"))
     vocab = vocabulary(tokenizer)
     (work / "vocab.json").write_text(json.dumps(vocab))

@@ -2,10 +2,12 @@
 
     python -m scripts.train_pair.train_draft dflash --work DIR --cpu-minutes 18
     python -m scripts.train_pair.train_draft dflash2 --work DIR --cpu-minutes 12
+    python -m scripts.train_pair.train_draft dflash2 --work DIR --cpu-minutes 15 --family hybrid
 
 The loss of row i is the cross entropy against the target's distribution given the true tokens
 before it, both at the temperature of the sampled text, with a weight that falls with i. DFlash2
-starts from the trained DFlash. Checkpoints, budget file and resuming as in ``train_target``.
+starts from the trained DFlash, the hybrid's from nothing. Checkpoints, budget file and resuming as in
+``train_target``.
 """
 
 from __future__ import annotations
@@ -24,8 +26,11 @@ from scripts.train_pair.train_target import budget, save
 SEED = 37
 SETTINGS = {
     # rows of the blocks of a step with their shares; rate is a factor on all learning rates
-    "dflash": {"rows": {9: 0.8, 16: 0.2}, "rate": 1.0, "flat": 0.4, "start": None},
-    "dflash2": {"rows": {8: 1.0}, "rate": 0.4, "flat": 0.3, "start": "dflash"},
+    "glimmer": {
+        "dflash": {"rows": {9: 0.8, 16: 0.2}, "rate": 1.0, "flat": 0.4, "start": None},
+        "dflash2": {"rows": {8: 1.0}, "rate": 0.4, "flat": 0.3, "start": "dflash"},
+    },
+    "hybrid": {"dflash2": {"rows": {8: 1.0}, "rate": 1.0, "flat": 0.4, "start": None}},
 }
 RATES = {"matrix": 0.02, "embedding": 0.01, "head": 0.0, "vector": 0.006}
 HALF_LIFE = 2.2  # rows over which the weight of a row falls to 1 / e: few blocks get further
@@ -147,14 +152,17 @@ def start(args, shape, settings):
 def main():
     """Train until the CPU time is used."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("kind", choices=list(SETTINGS))
+    parser.add_argument("kind", choices=list(SETTINGS["glimmer"]))
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--cpu-minutes", type=float, required=True)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--family", choices=list(SETTINGS), default="glimmer")
     args = parser.parse_args()
+    if args.kind not in SETTINGS[args.family]:
+        parser.error(f"{args.family} has no {args.kind}")
     torch.set_num_threads(args.threads)
-    work, settings = args.work, SETTINGS[args.kind]
-    shape = {"dflash": shapes.DFLASH, "dflash2": shapes.DFLASH2}[args.kind]
+    work, settings = args.work, SETTINGS[args.family][args.kind]
+    shape = shapes.DRAFTS[args.family][args.kind]
     params, saved, n = start(args, shape, settings)
     optimizer = optim.Optimizer(params, {k: v * settings["rate"] for k, v in RATES.items()})
     if saved and saved["optimizer"]:

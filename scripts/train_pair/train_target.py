@@ -1,6 +1,6 @@
-"""Train the target.
+"""Train a target.
 
-    python -m scripts.train_pair.train_target --work DIR --cpu-minutes 50
+    python -m scripts.train_pair.train_target --work DIR --cpu-minutes 50 [--family hybrid]
 
 Owns the mixture of the training windows. Resumes from ``target.pt`` when it is there; writes it
 every 90 s and appends a line to ``target_log.jsonl``. ``--work/target_minutes`` (a number in a file)
@@ -18,9 +18,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from scripts.train_pair import corpus, model, optim, shapes
+from scripts.train_pair import corpus, hybrid_model, model, optim, shapes
 
 SEED = 11
+NETWORKS = {"glimmer": model, "hybrid": hybrid_model}
 RATES = {"matrix": 0.02, "embedding": 0.05, "head": 0.006, "vector": 0.006}
 DECAY = 0.05
 FLAT = 0.35  # share of the training before the rates fall
@@ -118,10 +119,11 @@ def main():
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--cpu-minutes", type=float, required=True)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--family", choices=list(NETWORKS), default="glimmer")
     args = parser.parse_args()
-    work, shape = args.work, shapes.TARGET
+    work, shape, network = args.work, shapes.TARGETS[args.family], NETWORKS[args.family]
     torch.set_num_threads(args.threads)
-    params = model.init_target(shape, SEED)
+    params = network.init_target(shape, SEED)
     optimizer = optim.Optimizer(params, RATES, DECAY)
     step, used, tokens, wall = 0, 0.0, 0, 0.0
     if (work / "target.pt").exists():
@@ -132,7 +134,7 @@ def main():
         optimizer.load_state_dict(saved["optimizer"])
         step, used, tokens, wall = (saved[k] for k in ("step", "used", "tokens", "wall"))
     windows = Windows(work, SEED + step)
-    loss_of = model.TargetLoss(params, shape)
+    loss_of = network.TargetLoss(params, shape)
     evaluate = Evaluation(work)
     clock, last, recent, saves, done = optim.CpuClock(used), time.monotonic(), [], 0, False
     while not done:
