@@ -220,14 +220,15 @@ def bench_model(path, args):
     """Measure one model, print its tables, return its part of the JSON line."""
     print(f"{path.name}: loading", file=sys.stderr)
     ours = Ours(str(path), args.threads, N_CTX)
-    peer = open_peer(args, path)
-    try:
-        measures = list(speed_measures(ours, peer, args.repeats, not args.no_long_context))
-    finally:
-        if peer:
-            peer.close()
-    costs = verify_costs(ours, args.repeats)
-    how = ours.settings()
+    how, peer, measures, costs = ours.settings(), None, [], {}
+    if not args.first_token_only:
+        peer = open_peer(args, path)
+        try:
+            measures = list(speed_measures(ours, peer, args.repeats, not args.no_long_context))
+        finally:
+            if peer:
+                peer.close()
+        costs = verify_costs(ours, args.repeats)
     del ours  # its worker threads and memory would disturb the commands
     measures.append(
         first_token_measure(path, args.threads, args.repeats, args.cudflash, args.llama_cli)
@@ -243,8 +244,9 @@ def bench_model(path, args):
             f"{100 * foreign.median:.1f} % of the machine (median), {100 * foreign.high:.1f} % "
             "at most."
         )
-    print("\nVerifying M rows at once (cudflash):\n")
-    print(verify_table(costs))
+    if costs:
+        print("\nVerifying M rows at once (cudflash):\n")
+        print(verify_table(costs))
     return {
         "model": path.name,
         "sha256": bench_common.sha256(path),
@@ -272,6 +274,7 @@ def parse(argv):
     add("--llama-cli", type=Path, help="llama-completion, for the time to the first token")
     add("--cudflash", type=Path, default=Path(sys.executable).with_name("cudflash"))
     add("--no-peer", action="store_true", help="measure cudflash alone")
+    add("--first-token-only", action="store_true", help="measure the two command lines only")
     add("--no-long-context", action="store_true", help="skip decode after the long context")
     args = parser.parse_args(argv)
     if args.repeats < 1 or args.threads < 1:

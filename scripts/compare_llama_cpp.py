@@ -18,10 +18,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 from statistics import median
 
 import cudflash
 from cudflash.demo import demo_files
+from scripts.bench_common import machine
 from tests.helpers.demo_faults import GREEDY, N_CTX, chosen
 
 NAME = "llama-speculative-simple"
@@ -179,7 +181,8 @@ def main():
         print(f"no peer: {why}; only cudflash is measured\n")
     rows = [r for kind in options.drafts.split(",") for r in compare(kind, peer, options)]
     print("\n".join(report(rows)))
-    print(json.dumps({"peer": peer, "options": vars(options), "rows": rows}))
+    options.peer = Path(peer).name if peer else None  # a record tells no paths
+    print(json.dumps({**machine(), "options": vars(options), "rows": rows}))
 
 
 if __name__ == "__main__":

@@ -68,3 +68,38 @@ def test_record_is_cut_out_of_an_output(tmp_path):
     assert json.loads((tmp_path / "r.json").read_text()) == {"b": [1, 2]}
     with pytest.raises(BlockError, match="no JSON line"):
         take(["nothing"], tmp_path / "s.json")
+
+
+FACTS = {"commit": "abc", "cpu": "a processor", "cpus": 2, "numpy": "2", "numba": "0",
+         "python": "3"}  # fmt: skip
+
+
+def test_rollback_table_counts_what_a_way_costs_over_plain():
+    """A cost over the wrong yardstick: (30 - 20) of a round of 80 + 20 us is a tenth."""
+    figures = {"ops_us": {"products/1": [50.0], "products/8": [80.0], "delta/1": [5.0],
+                          "delta/8": [20.0]},
+               "rounds_us": {"plain/8": [20.0], "tape/4": [30.0]}}  # fmt: skip
+    text = VIEWS["rollback"]({**FACTS, "threads": 1, "shapes": {"tiny": figures}})
+    assert "| tape | 4 | 30 (30–30) | 10.0 (10.0–10.0) |" in text
+    assert "| delta | 5 (5–5) | 10.0 (10.0–10.0) | 20 (20–20) | 25.0 (25.0–25.0) |" in text
+
+
+def test_drafted_peer_table_pairs_the_programs():
+    """A ratio of one prompt's speed to another's."""
+    row = {"draft": "dflash", "prompt": "docs 0", "tokens": 9, "drafted": 20, "accepted": 6,
+           "tokens_per_pass": 3.0, "same_characters": 4, "characters": 5}  # fmt: skip
+    options = {"verify_length": 7, "threads": 2, "tokens": 9, "repeats": 3}
+    rows = [{**row, "program": "cudflash", "tps": 30.0}, {**row, "program": "llama.cpp", "tps": 20.0}]
+    text = VIEWS["drafted-peer"]({**FACTS, "options": options, "rows": rows})
+    assert "cudflash to llama.cpp: 1.50 (1.50–1.50) over 1 prompts" in text
+    text = VIEWS["drafted-peer"]({**FACTS, "options": options, "rows": rows[:1]})
+    assert "Absent: llama.cpp." in text
+
+
+def test_cpu_table_of_first_tokens_only():
+    """A record without verify costs that no table can be made of."""
+    measure = {"name": "command to first token", "unit": "s", "ours": [0.4], "peer": [0.3],
+               "foreign": [0.0]}  # fmt: skip
+    model = {"model": "m.gguf", "measures": [measure], "verify_seconds": {}}
+    text = VIEWS["cpu"]({**FACTS, "threads": 2, "models": [model]})
+    assert "0.75 (0.75–0.75)" in text and "rows M" not in text
