@@ -4,7 +4,6 @@ Owns the difference between the kinds, so that the engine has none. Must not kno
 """
 
 from cudflash import device as devices
-from cudflash.errors import UnsupportedError
 
 
 def backend_of(device, ops):
@@ -79,24 +78,14 @@ class CudaBackend:
         self.ops.prepare(n_bytes)
 
     def workspace_bytes(self, config, draft_config, n_ctx, max_rows):
-        """Bytes of that scratch: the largest need of any op of a pass.
-
-        Raises
-        ------
-        UnsupportedError
-            For a model with recurrent layers, whose ops the GPU does not have yet.
-        """
-        if config.recurrent:
-            raise UnsupportedError(
-                f"architecture {config.arch} has recurrent layers, which run on the CPU only so "
-                "far; use device cpu"
-            )
+        """Bytes of that scratch: the largest need of any op of a pass."""
         from cudflash.model.cache import layer_capacity
         from cudflash.ops.cuda.attend import CHUNK, SPLIT_ROWS
         from cudflash.ops.cuda.planning import attention_bytes, selection_bytes
 
         needs = [selection_bytes(SPLIT_ROWS, config.vocab_size)]
-        for layer in config.layers:
+        own = () if config.mtp is None else (config.mtp,)
+        for layer in (*config.layers, *own):
             capacity = layer_capacity(layer.window, n_ctx, max_rows, CHUNK)
             needs.append(attention_bytes(SPLIT_ROWS, layer.n_heads, config.head_dim, capacity))
         if draft_config is not None:

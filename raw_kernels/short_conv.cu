@@ -2,7 +2,8 @@
 //   row 0 are those of the state, which is carried on as the plan says.
 // Shapes/dtypes: out, x (M, C) f32 in different memory, rows their stride in elements apart; weight
 //   (T, C), history (n, T - 1, C), tape (B, C) f32; plan (8,) i32 from recurrent_open.
-// Launch: grid ceil(C / 128), block 128; with 0 rows (out and x null) the state is copied.
+// Launch: grid ceil(C / 128), block 128; with 0 rows (out, x and weight null) the state is
+//   copied.
 // Defines: TAPS 2 .. 16.
 // Accumulates in: float32: the oldest product rounded, then fma in order of rows.
 // Reads/writes: M C 8; 2 (T - 1) C 4 of the state; M C 4 of the tape for a small block.
@@ -31,7 +32,7 @@ short_conv(float* __restrict__ out, i64 out_stride, const float* __restrict__ x,
   bool keep = plan[KEEP_TAPE], zero = plan[AT_ZERO];
   float w[TAPS], window[TAPS];                         // the last rows; window[BEFORE] is row r
 #pragma unroll
-  for (int j = 0; j < TAPS; j++) w[j] = weight[static_cast<i64>(j) * width + c];
+  for (int j = 0; j < TAPS; j++) w[j] = n_rows ? weight[static_cast<i64>(j) * width + c] : 0.0f;
 #pragma unroll
   for (int j = 0; j < BEFORE; j++) {
     int old = n_tape + j;

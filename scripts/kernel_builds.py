@@ -15,8 +15,8 @@ PRECISIONS = tuple(product((1, 2), (1, 2)))  # (PLANES, TOKEN_TILES)
 def shipped():
     """(file, defines) of every build that a launcher will ask for."""
     plain = [(name, ()) for name in ("accept", "argmax", "check_finite", "delta_gates", "dynamic_conv",
-                                     "elementwise", "recurrent_open", "rms_norm", "selector",
-                                     "top_k")]
+                                     "elementwise", "gated_rms_norm", "l2_norm", "recurrent_open",
+                                     "rms_norm", "selector", "top_k")]
     plain += [("delta_rule", ("K_DIM=128",)), ("short_conv", ("TAPS=4",))]
     plain += [("rope", (f"SPLIT_HALF={half}",)) for half in (0, 1)]
     plain += [("kv_write", (f"KV_BITS={bits}",)) for bits in (16, 32)]

@@ -10,7 +10,7 @@ import pytest
 
 import cudflash.plan
 from cudflash import defaults
-from cudflash.errors import UnsupportedError, UsageError
+from cudflash.errors import UsageError
 from tests.helpers import gguf_writer as w
 from tests.helpers.engines import engine
 from tests.helpers.vectors import TARGETS, target_case
@@ -145,8 +145,8 @@ def _model(path, n_layers):
     return path
 
 
-def test_a_gpu_refuses_what_only_the_cpu_can_run():
-    """Catches a plan for a GPU of a model whose ops it lacks: loading would fail half way."""
+def test_a_hybrid_can_be_planned_for_a_gpu():
+    """Catches a recurrent state that only the CPU's plan counts, and a refusal that is out of date."""
     path = target_case("qwen35", "kq").path
-    with pytest.raises(UnsupportedError, match="qwen35 has recurrent layers.*use device cpu"):
-        cudflash.plan.plan(path, device="cuda")
+    card, host = (cudflash.plan.plan(path, device=device, n_ctx=256) for device in ("cuda", "cpu"))
+    assert card.state == host.state > 0 and card.workspace > 0

@@ -77,7 +77,7 @@ DENSE_27B = ModelShape(
 FULL = Sizes(
     products=MUSE + QWEN, models=(MUSE_30B, DENSE_27B), contexts=(512, 8192, 32768),
     rows=(1, 2, 4, 8, 16), verified_rows=256, rotate_bytes=600 << 20, copy_bytes=1 << 30, steps=24,
-    pairs=("v1-muse-swa", "v2-muse-full"))
+    pairs=("v1-muse-swa", "v2-muse-full", "v2-qwen35-mixed"))
 _TINY_MODEL = replace(
     MUSE_30B, name="tiny shape", n_layers=2, hidden=256, ffn=256, n_heads=4, head_dim=64,
     vocab=300, window=40, draft_layers=1, draft_heads=4, draft_kv_heads=2, draft_head_dim=64,

@@ -119,6 +119,55 @@ def selection(ops):
     return [ids, flags, best, values, lattice, *walked, out]
 
 
+def delta_norms(ops):
+    """Norms of a delta net's heads, a warp and a block a row; in place, strided, gated."""
+    made = []
+    for n_heads, d in ((5, 64), (16, 128), (2, 300)):
+        x = ops.upload(normal((3, (n_heads + 1) * d), d) * 1e3)
+        heads = x[:, d:].reshape(3, n_heads, d)
+        ops.l2_norm(heads, heads, 1e-6)
+        flat, z = normal((3 * n_heads, d), 1), normal((3 * n_heads, d), 2, 4.0)
+        made += [x, _poisoned(ops, flat.shape)]
+        ops.gated_rms_norm(made[-1], ops.upload(flat), ops.upload(z), ops.upload(normal(d, 3)), 1e-6)
+    gates = [ops.upload(normal((7, 70), seed, 4.0)) for seed in (4, 5)]
+    rates = [ops.upload(-np.abs(normal(70, 6))), ops.upload(normal(70, 7))]
+    ops.delta_gates(*gates, *gates, *rates)
+    return [*made, *gates]
+
+
+# position, rows (0: a copy), target, source of passes over one recurrent state
+_PASSES = ((0, 20, -1, -1), (20, 5, -1, -1), (22, 8, -1, -1), (30, 1, -1, -1), (30, 0, 2, -1),
+           (30, 9, -1, -1), (30, 0, 1, 2), (30, 2, -1, -1), (31, 3, -1, -1), (0, 3, -1, -1))
+
+
+def delta_state(ops, n_k=2, n_v=4, d_k=128, d_v=32, taps=4, block=8, n_slots=3):
+    """Outputs and state of passes that keep all, some or none of the rows before them."""
+    width = 2 * n_k * d_k + n_v * d_v
+    plan, control = _poisoned(ops, (8,), np.int32), np.zeros(8 + n_slots, np.int32)
+    control[8:] = -1
+    control, at = ops.upload(control), ops.upload(np.zeros(1, np.int32))
+    shapes = ((n_slots, taps - 1, width), (block, width), (n_slots, n_v, d_v // 16, d_k, 16),
+              (2, block, n_k, d_k), (block, n_v, d_v), (2, block, n_v))
+    state = [_poisoned(ops, shape) for shape in shapes]
+    weight, made = ops.upload(normal((taps, width), 1)), []
+    for index, (position, n, target, source) in enumerate(_PASSES):
+        ops.copy_in(at, np.array([position], np.int32))
+        ops.recurrent_open(plan, control, at, n, block, source, target)
+        if not n:
+            ops.recurrent_copy(*state, plan)
+            continue
+        x, out = ops.upload(normal((n, width), index)), _poisoned(ops, (n, width))
+        ops.short_conv(out, x, weight, *state[:2], plan)
+        split = n_k * d_k
+        q, k = (out[:, i * split:(i + 1) * split].reshape(n, n_k, d_k) for i in (0, 1))
+        ops.l2_norm(k, k, 1e-6)
+        decay, beta = (ops.upload(1 / (1 + np.exp(normal((n, n_v), s)))) for s in (index, index + 1))
+        made += [out, _poisoned(ops, (n, n_v, d_v))]
+        v = out[:, 2 * split:].reshape(n, n_v, d_v)
+        ops.delta_rule(made[-1], q, k, v, decay, beta, d_v**-0.5, *state[2:], plan)
+    return [*made, *state, plan, control]
+
+
 def cases(few=False):
     """(name, function of an op set) of every case."""
     for m in (1, 17) if few else (1, 2, 7, 8, 9, 16, 17, 40):
@@ -134,6 +183,8 @@ def cases(few=False):
                lambda ops, a=(m, 64, kv_type, window): attention(ops, *a))
     yield "attention_span", span
     yield "selection", selection
+    yield "delta norms", delta_norms
+    yield "delta state", lambda ops: delta_state(ops, d_k=16 if few else 128)
 
 
 def compare(device, cpu, few=False):

@@ -17,6 +17,7 @@ from tests.emulation.cuda import emulated_ops
 from tests.emulation.host_module import unavailable
 from tests.helpers.draft_vectors import draft_case
 from tests.helpers.emulated import both, emulated_engine
+from tests.helpers.hybrid_model import hybrid_path
 from tests.helpers.ops_checks import assert_same_bits
 from tests.helpers.vectors import target_case
 
@@ -43,7 +44,8 @@ def assert_same_answer(found, expected):
 @pytest.mark.parametrize("arch, variant, settings", [
     ("llama", "kq", {}), ("llama", "leg", {"activations": "int8"}), ("qwen2", "kq", {}),
     ("qwen3", "kq", {"kv_type": "f32"}), ("gemma3", "kq", {"rows": 8}),
-    ("muse-glimmer", "kq", {"rows": 24}), ("muse-glimmer", "f32", {})])
+    ("muse-glimmer", "kq", {"rows": 24}), ("muse-glimmer", "f32", {}), ("qwen35", "kq", {"rows": 24}),
+    ("qwen35", "f32", {"kv_type": "f32"})])
 def test_model_has_the_cpus_bits(arch, variant, settings):
     """A wrong launch: a buffer, stride, scale, window, layout or order that only the device has."""
     pair = both(target_case(arch, variant).path, **settings)
@@ -54,7 +56,8 @@ def test_model_has_the_cpus_bits(arch, variant, settings):
 
 @pytest.mark.parametrize("name, variant, settings", [
     ("v1-muse-swa", "f32", {"draft_sink": 0}), ("v1-qwen3-full", "kq", {}),
-    ("v2-muse-full", "kq", {"full_block": False}), ("v2-muse-full", "kq", {"rows": 8})])
+    ("v2-muse-full", "kq", {"full_block": False}), ("v2-muse-full", "kq", {"rows": 8}),
+    ("v2-qwen35-mixed", "kq", {"draft_sink": 0, "rows": 8})])
 def test_drafted_rounds_have_the_cpus_bits(name, variant, settings):
     """A draft pass, context row, sink or selector that differs; rounds in another order."""
     case = draft_case(name)
@@ -75,10 +78,36 @@ def case_taps(engine):
     return engine.draft_config.taps
 
 
-@pytest.mark.parametrize("length", [3, 15])
-def test_verify_widths_have_the_cpus_bits_and_keep_accepted_rows(length):
+def test_rounds_drafted_by_the_targets_own_block_have_the_cpus_bits():
+    """A hidden row carried over wrongly, a step of the chain at another position, a state that keeps
+    rejected rows."""
+    pair = both(hybrid_path(), drafter="mtp", rows=24)
+    found, expected = answers(pair, sampling=GREEDY, speculative="on", max_tokens=7, row_digests=True)
+    assert_same_answer(found, expected)
+    records = [[(r["drafted"], r["accepted"]) for r in a.receipt["speculative"]["trace"]]
+               for a in (found, expected)]
+    assert records[0] == records[1] and any(drafted for drafted, _ in records[0])
+    sampled = answers(pair, sampling=SAMPLED, speculative="on", accept="ratio", max_tokens=5,
+                      row_digests=True)
+    assert_same_answer(*sampled)
+
+
+def test_sessions_of_a_hybrid_go_back_to_the_cpus_state():
+    """A checkpoint that is copied from or to another slot, or of another position."""
+    pair, found = both(hybrid_path(mtp=False), rows=16), []
+    for engine in (pair.cuda, pair.cpu):
+        session = engine.session()
+        for prompt in (PROMPT * 3, PROMPT * 2 + [1, 2], PROMPT * 3):
+            answer = session.generate(prompt, max_tokens=4, sampling=GREEDY, row_digests=True).result()
+            found.append((answer.tokens, answer.row_digests, answer.usage.cached_tokens))
+    assert found[:3] == found[3:] and found[2][2] == 24
+    assert found[2][:2] == found[0][:2]
+
+
+@pytest.mark.parametrize("arch, length", [("muse-glimmer", 3), ("muse-glimmer", 15), ("qwen35", 7)])
+def test_verify_widths_have_the_cpus_bits_and_keep_accepted_rows(arch, length):
     """A graph of one width replayed for another; rows of a rejected draft that stay visible."""
-    path = target_case("muse-glimmer", "kq").path
+    path = target_case(arch, "kq").path
     plain = cudflash.load(path, device="cpu", threads=1, n_ctx=256).generate(
         PROMPT, max_tokens=24, sampling=GREEDY)
     drafter = cudflash.drafters.Cycle(plain.tokens, (length, 0, 2))
@@ -162,7 +191,8 @@ def test_scratch_of_ops_is_there_before_the_first_pass():
 
 
 @pytest.mark.parametrize("case", ["product Q4_K M=1 ", "product Q4_K M=17", "attention M=16 f32",
-                                  "attention M=20", "attention_span", "selection"])
+                                  "attention M=20", "attention_span", "selection", "delta norms",
+                                  "delta state"])
 def test_launches_are_clean_in_the_checking_build(case):
     """Scratch, strides or a grid of the op set with which a kernel leaves its arrays, or races."""
     ops, _ = emulated_ops(mode="check", schedule="random", seed=3)

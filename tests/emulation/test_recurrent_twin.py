@@ -1,21 +1,20 @@
 """The recurrent state of a hybrid target against the CPU's ops, pass after pass, bit for bit.
 
-The shipped .cu files run in emulation (README.md). Skipped where ``ops.cpu`` has no such ops.
+The shipped .cu files run in emulation (README.md).
 """
 
 import numpy as np
 import pytest
 
+from cudflash.errors import UsageError
 from cudflash.ops import cpu as ops
+from tests.emulation.cuda import emulated_ops
 from tests.emulation.host_module import aligned, to_device, unavailable
 from tests.emulation.device_ops import kernel
 from tests.emulation.test_op_twins import SCHEDULES, normal
 from tests.helpers.ops_checks import assert_same_bits, poisoned
 
-pytestmark = [
-    pytest.mark.skipif(unavailable() is not None, reason=str(unavailable())),
-    pytest.mark.skipif(not hasattr(ops, "delta_rule"), reason="ops.cpu has no gated delta net"),
-]
+pytestmark = pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
 
 N_K, N_V, BLOCK, SLOTS, TAPS = 2, 4, 8, 3, 4
 
@@ -151,3 +150,52 @@ def test_gates_have_the_cpus_bits(m, n_heads):
         to_device(dt), np.int32(n_heads)))
     assert_same_bits(found[0], decay)
     assert_same_bits(found[1], beta)
+
+
+@pytest.mark.parametrize("d", [1, 31, 32, 128, 256, 257, 640])
+def test_norms_of_heads_have_the_cpus_bits_whatever_rows_there_are(d):
+    """Another number of lanes, another tree, the mean in place of the sum, a row that is not alone."""
+    x, z = normal((9, 3, d), d) * np.exp(normal((9, 3, 1), 1) * 4), normal((27, d), 2, 4)
+    weight, expected = normal(d, 3), [poisoned(x.shape), poisoned(z.shape)]
+    ops.l2_norm(expected[0], x, 1e-6)
+    ops.gated_rms_norm(expected[1], x.reshape(27, d), z, weight, 1e-6)
+    for schedule, seed in SCHEDULES:
+        card, _ = emulated_ops(schedule=schedule, seed=seed)
+        for rows in (slice(0, 9), slice(4, 5)):
+            heads = card.upload(x[rows])
+            card.l2_norm(heads, heads, 1e-6)
+            assert_same_bits(card.download(heads), expected[0][rows])
+            gated = card.upload(x[rows].reshape(-1, d))
+            flat = slice(3 * rows.start, 3 * rows.stop)
+            card.gated_rms_norm(gated, gated, card.upload(z[flat]), card.upload(weight), 1e-6)
+            assert_same_bits(card.download(gated), expected[1][flat])
+
+
+def test_ops_of_the_card_refuse_what_does_not_fit():
+    """A launch that reads past the end of a state, a tape or a plan of another layer."""
+    card, _ = emulated_ops()
+    make = lambda *shape: card.empty(shape, np.float32)  # noqa: E731
+    plan, control, at = (card.empty((n,), np.int32) for n in (8, 11, 1))
+    for wrong in ((0, 16), (3, 16, -1, 1), (-1, 16), (3, 0)):
+        with pytest.raises(UsageError, match="recurrent_open"):
+            card.recurrent_open(plan, control, at, *wrong)
+    conv = [make(3, 64), make(3, 64), make(4, 64), make(2, 3, 64), make(8, 64), plan]
+    for i, wrong in ((1, make(2, 64)), (2, make(3, 64)), (3, make(2, 2, 64)), (4, make(8, 48)),
+                     (5, control)):
+        with pytest.raises(UsageError, match="short_conv"):
+            card.short_conv(*conv[:i], wrong, *conv[i + 1:])
+    delta = [make(3, 4, 16), make(3, 2, 8), make(3, 2, 8), make(3, 4, 16), make(3, 4), make(3, 4), 1.0,
+             make(2, 4, 1, 8, 16), make(2, 8, 2, 8), make(8, 4, 16), make(2, 8, 4), plan]
+    for i, wrong in ((1, make(2, 2, 8)), (2, make(3, 1, 8)), (3, make(3, 4, 32)), (4, make(3, 3)),
+                     (7, make(2, 4, 2, 8, 16)), (8, make(1, 8, 2, 8)), (9, make(4, 4, 16)),
+                     (10, make(2, 8, 3)), (11, control)):
+        with pytest.raises(UsageError, match="delta_rule"):
+            card.delta_rule(*delta[:i], wrong, *delta[i + 1:])
+    with pytest.raises(UsageError, match="recurrent_copy"):
+        card.recurrent_copy(make(2, 3, 64), make(7, 64), *delta[7:])
+    for op, args in (("l2_norm", (make(2, 8), make(2, 8), 1e-6)),
+                     ("l2_norm", (make(2, 1, 8), make(2, 1, 8), 0.0)),
+                     ("gated_rms_norm", (make(2, 8), make(2, 8), make(2, 8), make(7), 1e-6)),
+                     ("delta_gates", (*[make(2, 8)] * 4, make(8), make(7)))):
+        with pytest.raises(UsageError, match=op):
+            getattr(card, op)(*args)

@@ -110,17 +110,41 @@ class DeviceArray:
         return DeviceArray(self.block, address, shape, self.dtype, tuple(strides))
 
     def reshape(self, *shape):
-        """The same contiguous memory in another shape; one length may be -1."""
+        """The same memory in another shape; one length may be -1. Nothing is ever copied."""
         if len(shape) == 1 and isinstance(shape[0], (tuple, list)):
             shape = shape[0]
-        if not self.flags.c_contiguous:
-            raise UsageError(f"a device array with strides {self.strides} cannot be reshaped")
         known = math.prod(n for n in shape if n != -1)
         if -1 in shape:
             shape = tuple(self.size // known if n == -1 else n for n in shape) if known else shape
         if math.prod(shape) != self.size:
             raise UsageError(f"an array of shape {self.shape} cannot be reshaped to {shape}")
-        return DeviceArray(self.block, self.address, shape, self.dtype)
+        strides = None if self.flags.c_contiguous else self._strides_as(shape)
+        return DeviceArray(self.block, self.address, shape, self.dtype, strides)
+
+    def _strides_as(self, shape):
+        """Strides of the same elements in another shape, each of its axes inside one even run."""
+        runs = []  # [elements, distance] of axes that follow one another without a gap
+        for n, stride in zip(self.shape, self.strides):
+            if n == 1:
+                continue
+            if runs and runs[-1][1] == n * stride:
+                runs[-1] = [runs[-1][0] * n, stride]
+            else:
+                runs.append([n, stride])
+        strides = []
+        for n in shape:
+            if n > 1 and (not runs or runs[0][0] % n):
+                raise UsageError(
+                    f"a device array of shape {self.shape} and strides {self.strides} cannot be "
+                    f"reshaped to {tuple(shape)} without a copy")
+            if n == 1:
+                strides.append(self.itemsize)
+                continue
+            runs[0][0] //= n
+            strides.append(runs[0][0] * runs[0][1])
+            if runs[0][0] == 1:
+                runs.pop(0)
+        return tuple(strides)
 
     def view(self, dtype):
         """The same contiguous memory as elements of another dtype of the same size."""

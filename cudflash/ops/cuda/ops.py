@@ -17,6 +17,7 @@ from cudflash.ops.cuda import (
     formats,
     norm,
     packed,
+    recurrent,
     rotary,
     select,
     selector,
@@ -53,7 +54,11 @@ class CudaOps:
     packed_nbytes = staticmethod(formats.packed_nbytes)
     pack, quantized_rows, quantize_rows, matmul = (
         packed.pack, packed.quantized_rows, packed.quantize_rows, packed.matmul)
-    rms_norm, rope = norm.rms_norm, rotary.rope
+    rms_norm, l2_norm, gated_rms_norm = norm.rms_norm, norm.l2_norm, norm.gated_rms_norm
+    rope = rotary.rope
+    recurrent_open, recurrent_copy = recurrent.recurrent_open, recurrent.recurrent_copy
+    short_conv, delta_gates, delta_rule = (
+        recurrent.short_conv, recurrent.delta_gates, recurrent.delta_rule)
     argmax, top_k, check_finite = select.argmax, select.top_k, select.check_finite
     selector_lattice, selector_walk = selector.selector_lattice, selector.selector_walk
 
