@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # one build of each shape of kernel; `make cubin` compiles all of them for every architecture
 SAMPLE = ["matmul_q256 Q6_K PLANES=2 TOKEN_TILES=1 ROW_TILES=2 ROW_GROUPS=1 SLICES=8",
           "matmul_q32 Q5_0 PLANES=2 TOKEN_TILES=1 ROW_GROUPS=1 SLICES=8",
-          "attention HEAD_DIM=128 KV_BITS=16", "quantize_q256 PLANES=2 TOKEN_TILES=2", "rms_norm"]
+          "attention HEAD_DIM=128 KV_BITS=16", "quantize_q256 PLANES=2 TOKEN_TILES=2", "top_k"]
 
 needs_nvcc = pytest.mark.skipif(
     shutil.which("nvcc") is None, reason="nvcc is not installed; the kernels are not compiled")
