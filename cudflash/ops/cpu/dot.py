@@ -45,10 +45,15 @@ def _join(b, low, high):
 
 
 class Unpacker:
-    """Codes of one block of a tile, as vectors of 64 unsigned bytes (16 rows x 4 elements)."""
+    """Codes of one block of a tile, as vectors of 64 unsigned bytes (16 rows x 4 elements).
 
-    def __init__(self, builder, fmt, address, isa):
+    ``by_word`` unpacks all of a word while it is in a register, which keeps the sums of two
+    sub-blocks open.
+    """
+
+    def __init__(self, builder, fmt, address, isa, by_word=False):
         self.b, self.fmt, self.address, self.isa = builder, fmt, address, isa
+        self.by_word = by_word
         self._cache = {}
 
     def word(self, field, index):
@@ -109,6 +114,12 @@ class Unpacker:
         """Yield ``(first element, codes)``: 64 / 4 or 256 / 4 steps in a register-friendly order."""
         yield from getattr(self, "_steps_" + self.fmt.name.lower())()
 
+    def _halves(self, n):
+        """``(high, index)`` of n words of two nibbles: sub-block by sub-block, or word by word."""
+        if self.by_word:
+            return [(high, j) for j in range(n) for high in (0, 1)]
+        return [(high, j) for high in (0, 1) for j in range(n)]
+
     def _steps_q4_0(self):
         for j in range(4):
             yield 4 * j, self._nibble("qs", j, False)
@@ -135,47 +146,50 @@ class Unpacker:
 
     def _steps_q4_k(self):
         for c in range(4):
-            for j in range(8):
-                yield 64 * c + 4 * j, self._nibble("qs", 8 * c + j, False)
-                yield 64 * c + 32 + 4 * j, self._nibble("qs", 8 * c + j, True)
+            for high, j in self._halves(8):
+                yield 64 * c + 32 * high + 4 * j, self._nibble("qs", 8 * c + j, high)
 
     def _steps_q5_k(self):
         for c in range(4):
-            for j in range(8):
-                for high in (0, 1):
-                    fifth = self._bits("qh", j, 2 * c + high, 1, 4)
-                    yield (64 * c + 32 * high + 4 * j,
-                           self.b.or_(self._nibble("qs", 8 * c + j, high), fifth))
+            for high, j in self._halves(8):
+                fifth = self._bits("qh", j, 2 * c + high, 1, 4)
+                yield (64 * c + 32 * high + 4 * j,
+                       self.b.or_(self._nibble("qs", 8 * c + j, high), fifth))
 
     def _steps_q6_k(self):
         for h in range(2):
-            for j in range(8):
-                for t in range(4):
+            for t in range(4):
+                for j in range(8):
                     low = self._nibble("ql", 16 * h + 8 * (t & 1) + j, t >= 2)
                     top = self._bits("qh", 8 * h + j, 2 * t, 3, 4)
                     yield 128 * h + 32 * t + 4 * j, self.b.or_(low, top)
 
     def _steps_q2_k(self):
         for h in range(2):
-            for j in range(8):
-                for s in range(4):
+            for s in range(4):
+                for j in range(8):
                     yield 128 * h + 32 * s + 4 * j, self._bits("qs", 8 * h + j, 2 * s, 3, 0)
 
     def _steps_q3_k(self):
         for h in range(2):
-            for j in range(8):
-                for s in range(4):
+            for s in range(4):
+                for j in range(8):
                     low = self._bits("qs", 8 * h + j, 2 * s, 3, 0)
                     top = self._bits("hmask", j, 4 * h + s, 1, 2)
                     yield 128 * h + 32 * s + 4 * j, self.b.or_(low, top)
 
     def _steps_iq4_xs(self):
         for ib in range(8):
-            for j in range(4):
-                yield 32 * ib + 4 * j, self._iq4(self._nibble("qs", 4 * ib + j, False))
-                yield 32 * ib + 16 + 4 * j, self._iq4(self._nibble("qs", 4 * ib + j, True))
+            for high, j in self._halves(4):
+                yield (32 * ib + 16 * high + 4 * j,
+                       self._iq4(self._nibble("qs", 4 * ib + j, high)))
 
-    # Integer scales of a super-block: lists of i32x16, one entry per sub-block.
+    # Integer scales of a super-block, as i32x16, made where they are used: a list of them would
+    # not stay in registers.
+
+    def forget(self):
+        """Load words anew from here on: none of them stays in a register for a later use."""
+        self._cache.clear()
 
     def _byte(self, field, j, shift=0, mask=255):
         """``(byte j of the field >> shift) & mask`` as i32x16."""
@@ -189,54 +203,51 @@ class Unpacker:
     def _up(self, v, n):
         return self.b.shl(v, S.const_splat(S.I32, n, 16))
 
-    def scales(self):
-        """``(scales, mins or None)`` of a q256 block."""
-        return getattr(self, "_scales_" + self.fmt.name.lower())()
+    def _minus_32(self, v):
+        return self.b.sub(v, S.const_splat(S.I32, 32, 16))
 
-    def _scales_q4_k(self):
+    def scale(self, j):
+        """Factor of sub-block ``j`` of a q256 block."""
+        return getattr(self, "_scale_" + self.fmt.name.lower())(j)
+
+    def minimum(self, j):
+        """Minimum of sub-block ``j``, of a format that has one."""
+        return getattr(self, "_minimum_" + self.fmt.name.lower())(j)
+
+    def _scale_q4_k(self, j):
+        if j < 4:
+            return self._byte("scales", j, 0, 63)
+        return self.b.or_(self._byte("scales", j + 4, 0, 15),
+                          self._up(self._byte("scales", j - 4, 6, 3), 4))
+
+    def _minimum_q4_k(self, j):
+        if j < 4:
+            return self._byte("scales", j + 4, 0, 63)
+        return self.b.or_(self._byte("scales", j + 4, 4, 15),
+                          self._up(self._byte("scales", j, 6, 3), 4))
+
+    _scale_q5_k, _minimum_q5_k = _scale_q4_k, _minimum_q4_k
+
+    def _scale_q6_k(self, j):
+        v = self._up(self.word("scales", j // 4), 24 - 8 * (j % 4))
+        return self.b.ashr(v, S.const_splat(S.I32, 24, 16))
+
+    def _scale_q2_k(self, j):
+        return self._byte("scales", j, 0, 15)
+
+    def _minimum_q2_k(self, j):
+        return self._byte("scales", j, 4, 15)
+
+    def _scale_q3_k(self, j):
+        low = self._byte("scales", j % 8, 0 if j < 8 else 4, 15)
+        high = self._byte("scales", 8 + j % 4, 2 * (j // 4), 3)
+        return self._minus_32(self.b.or_(low, self._up(high, 4)))
+
+    def _scale_iq4_xs(self, j):
         b = self.b
-        sc = [self._byte("scales", j, 0, 63) for j in range(4)]
-        mn = [self._byte("scales", j + 4, 0, 63) for j in range(4)]
-        for j in range(4, 8):
-            sc.append(b.or_(self._byte("scales", j + 4, 0, 15),
-                            self._up(self._byte("scales", j - 4, 6, 3), 4)))
-            mn.append(b.or_(self._byte("scales", j + 4, 4, 15),
-                            self._up(self._byte("scales", j, 6, 3), 4)))
-        return sc, mn
-
-    _scales_q5_k = _scales_q4_k
-
-    def _scales_q6_k(self):
-        b = self.b
-        out = []
-        for j in range(16):
-            v = b.shl(self.word("scales", j // 4), S.const_splat(S.I32, 24 - 8 * (j % 4), 16))
-            out.append(b.ashr(v, S.const_splat(S.I32, 24, 16)))
-        return out, None
-
-    def _scales_q2_k(self):
-        return ([self._byte("scales", j, 0, 15) for j in range(16)],
-                [self._byte("scales", j, 4, 15) for j in range(16)])
-
-    def _scales_q3_k(self):
-        b = self.b
-        out = []
-        for j in range(16):
-            low = self._byte("scales", j % 8, 0 if j < 8 else 4, 15)
-            high = self._byte("scales", 8 + j % 4, 2 * (j // 4), 3)
-            out.append(b.sub(b.or_(low, self._up(high, 4)), S.const_splat(S.I32, 32, 16)))
-        return out, None
-
-    def _scales_iq4_xs(self):
-        b = self.b
-        high_word = b.zext(self.half("scales_h"), S.V16I)
-        out = []
-        for j in range(8):
-            low = self._byte("scales_l", j // 2, 4 * (j % 2), 15)
-            high = b.and_(b.lshr(high_word, S.const_splat(S.I32, 2 * j, 16)),
-                          S.const_splat(S.I32, 3, 16))
-            out.append(b.sub(b.or_(low, self._up(high, 4)), S.const_splat(S.I32, 32, 16)))
-        return out, None
+        low = self._byte("scales_l", j // 2, 4 * (j % 2), 15)
+        high = b.lshr(b.zext(self.half("scales_h"), S.V16I), S.const_splat(S.I32, 2 * j, 16))
+        return self._minus_32(b.or_(low, self._up(b.and_(high, S.const_splat(S.I32, 3, 16)), 4)))
 
 
 def dot4(b, isa, acc, codes, x_word, wide):

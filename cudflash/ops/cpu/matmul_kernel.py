@@ -81,6 +81,21 @@ def _row(b, base, stride, r):
     return base if r == 0 else b.add(base, b.mul(stride, ir.Constant(S.I64, r)))
 
 
+def _fence(b, unpacker, values):
+    """Keep loads on their side of this place, and have ``values`` computed at it; returns them.
+
+    The optimiser would load and unpack the codes of many sub-blocks first, and put off what can
+    wait, far more of both than there are registers for.
+    """
+    unpacker.forget()
+    nothing = ir.FunctionType(ir.VoidType(), [])
+    b.call(ir.InlineAsm(nothing, "", "~{memory}", side_effect=True), [])
+    if unpacker.isa != "avx512vnni":
+        return values
+    here = ir.InlineAsm(ir.FunctionType(S.V16I, [S.V16I]), "", "=v,0", side_effect=True)
+    return [b.call(here, [value]) for value in values]
+
+
 def _dots(b, isa, unpacker, fmt, x_rows, starts, finish):
     """Accumulate code-times-activation sums; call ``finish(sub, dots)`` as each sub-block ends.
 
@@ -162,75 +177,74 @@ def q256_unit(name, rows, planes, isa):
     fmt = FORMATS[name]
     tile = TileType(rows)
 
-    def plane_sums(b, unpacker, scales, bases, q_stride, a, a_stride):
-        """Sum of scale * (dot << exponent) per row of each plane in ``bases``, int32."""
+    # One row has registers to spare, but for sixteen sub-blocks under AVX-512.
+    crowded = rows > 1 or (fmt.sub == 16 and isa == "avx512vnni")
+
+    def row_sums(b, unpacker, starts, bases, q_stride, a, a_stride):
+        """``start + sum of scale * (dot << exponent)`` per row of each plane in ``bases``, int32."""
         x_rows = [row for base in bases for row in _x_rows(b, base, q_stride, rows)]
-        sums = [_zero_i() for _ in x_rows]
+        sums = list(starts)
 
         def finish(sub, dots):
+            scale = unpacker.scale(sub)
             for i, dot in enumerate(dots):
                 if planes == 1:
                     at = S.offset(b, _row(b, a, a_stride, i), 4 * (sub * fmt.sub // 32))
                     dot = b.shl(dot, S.splat(b, S.load(b, at, S.I32)))
-                sums[i] = b.add(sums[i], b.mul(dot, scales[sub]))
+                sums[i] = b.add(sums[i], b.mul(dot, scale))
+            if crowded:
+                sums[:] = _fence(b, unpacker, sums)
 
         _dots(b, isa, unpacker, fmt, x_rows, _zero_i, finish)
-        return [sums[i:i + rows] for i in range(0, len(sums), rows)]
+        return sums
 
-    def weighted(b, pairs, base, stride):
-        """Sum over sub-blocks of weight * sum(x), int32; two sub-blocks per step."""
+    def weighted(b, weight, bases, stride):
+        """Sum over sub-blocks of weight * sum(x) per row of each plane, int32; two at a time."""
+        n = 256 // fmt.sub
+        pairs = [pack_pair(b, weight(j), weight(j + 1)) for j in range(0, n, 2)]
         out = []
-        for r in range(rows):
-            total = None
-            row = _row(b, base, stride, r)
-            for j, pair in enumerate(pairs):
-                term = pair_dot(b, isa, pair, S.load(b, S.offset(b, row, 4 * j), S.I32))
-                total = term if total is None else b.add(total, term)
-            out.append(total)
+        for base in bases:
+            for r in range(rows):
+                total, row = None, _row(b, base, stride, r)
+                for j, pair in enumerate(pairs):
+                    term = pair_dot(b, isa, pair, S.load(b, S.offset(b, row, 4 * j), S.I32))
+                    total = term if total is None else b.add(total, term)
+                out.append(total)
         return out
 
-    def to_float(b, high, low):
+    def to_float(b, values, r):
         """float(low), or float(high) * 256 + float(low) in one rounding after the conversions."""
-        value = b.sitofp(low, S.V16F)
-        if high is None:
+        value = b.sitofp(values[r], S.V16F)
+        if planes == 1:
             return value
-        return S.vector_fma(b, b.sitofp(high, S.V16F), S.const_splat(S.F32, 256.0, 16), value)
+        high = b.sitofp(values[rows + r], S.V16F)
+        return S.vector_fma(b, high, S.const_splat(S.F32, 256.0, 16), value)
 
     def emit(b, acc, w, q, q_stride, q_plane, d, d_stride, a, a_stride, s16, s16_stride,
              s16_plane, s32, s32_stride, s32_plane):
         acc = _unpack_tile(b, acc, rows)
-        unpacker = Unpacker(b, fmt, w, isa)
-        scales, mins = unpacker.scales()
-        sums_at = (s16, s16_stride, s16_plane) if fmt.sub == 16 else (s32, s32_stride, s32_plane)
-        bias_pairs = [pack_pair(b, scales[j], scales[j + 1])
-                      for j in range(0, len(scales), 2)] if fmt.bias else None
-        min_pairs = [pack_pair(b, mins[j], mins[j + 1])
-                     for j in range(0, len(mins), 2)] if mins else None
+        unpacker = Unpacker(b, fmt, w, isa, by_word=not crowded)
+        base, stride, plane = (
+            (s16, s16_stride, s16_plane) if fmt.sub == 16 else (s32, s32_stride, s32_plane))
+        sums_at = [base] if planes == 1 else [base, b.add(base, plane)]
         bases = [q] if planes == 1 else [q, b.add(q, q_plane)]  # plane 0 is the low term
-        # Formats whose steps jump between four sub-blocks have no registers left for two planes.
-        together = [bases] if fmt.sub == 32 else [[base] for base in bases]
-        mains = [sums for group in together
-                 for sums in plane_sums(b, unpacker, scales, group, q_stride, a, a_stride)]
-        by_plane = []
-        for p, main in enumerate(mains):
-            base = sums_at[0] if p == 0 else b.add(sums_at[0], sums_at[2])
-            if bias_pairs:
-                bias = S.const_splat(S.I32, fmt.bias, 16)
-                off = weighted(b, bias_pairs, base, sums_at[1])
-                main = [b.sub(m, b.mul(o, bias)) for m, o in zip(main, off)]
-            low = weighted(b, min_pairs, base, sums_at[1]) if min_pairs else [None] * rows
-            by_plane.append((main, low))
+        starts = [_zero_i()] * (rows * planes)
+        if fmt.bias:
+            bias = S.const_splat(S.I32, -fmt.bias, 16)
+            starts = [b.mul(off, bias) for off in weighted(b, unpacker.scale, sums_at, stride)]
+            if crowded:
+                starts = _fence(b, unpacker, starts)
+        main = row_sums(b, unpacker, starts, bases, q_stride, a, a_stride)
         scale = unpacker.f16("d")
-        dmin = unpacker.f16("dmin") if mins else None
-        for r in range(rows):
-            xd = S.splat(b, S.load(b, _row(b, d, d_stride, r), S.F32))
-            high_main, high_min = ((by_plane[1][0][r], by_plane[1][1][r])
-                                   if planes == 2 else (None, None))
-            value = to_float(b, high_main, by_plane[0][0][r])
-            acc[r] = S.vector_fma(b, value, b.fmul(scale, xd), acc[r])
-            if dmin is not None:
-                value = b.fneg(to_float(b, high_min, by_plane[0][1][r]))
-                acc[r] = S.vector_fma(b, value, b.fmul(dmin, xd), acc[r])
+        factors = [S.splat(b, S.load(b, _row(b, d, d_stride, r), S.F32)) for r in range(rows)]
+        for r, xd in enumerate(factors):
+            acc[r] = S.vector_fma(b, to_float(b, main, r), b.fmul(scale, xd), acc[r])
+        if fmt.has_min:
+            low = weighted(b, unpacker.minimum, sums_at, stride)
+            scale = unpacker.f16("dmin")
+            for r, xd in enumerate(factors):
+                value = b.fneg(to_float(b, low, r))
+                acc[r] = S.vector_fma(b, value, b.fmul(scale, xd), acc[r])
         return _pack_tile(b, acc)
 
     return _intrinsic(15, tile(tile, *[types.int64] * 14), emit)
