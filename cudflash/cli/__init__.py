@@ -9,6 +9,7 @@ import sys
 
 import click
 
+from cudflash.cli import process
 from cudflash.cli.common import CONTEXT, LazyGroup, output_options
 from cudflash.cli.interrupts import safe_interrupts
 from cudflash.cli.output import Output, StreamClosed, silence
@@ -78,7 +79,8 @@ def cli():
 
 def script(args=None):
     """:func:`main` as a process of its own: nothing but the exit comes after it."""
-    return main(args, last=True)
+    process.begin()
+    return process.end(main(args, last=True))
 
 
 def main(args=None, *, last=False):

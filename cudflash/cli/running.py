@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext
 import click
 
 from cudflash import defaults
+from cudflash.cli import process
 from cudflash.cli.common import (
     cache_options,
     check_text,
@@ -152,6 +153,7 @@ def open_engine(output, model, arguments):
         output.progress(f"loading {name} {100 * done // total} %")
 
     engine = cudflash.load(model, progress=tell, **arguments)
+    process.loaded()
     raise_kept()
     output.clear_progress()
     output.note(engine_line(engine, model, explanation))
