@@ -1,6 +1,7 @@
 """Cubins: found, made, kept and refused; with a stand-in for NVRTC, and with NVRTC where it is."""
 
 import os
+import tempfile
 import threading
 
 import pytest
@@ -113,7 +114,7 @@ def test_cache_that_is_full_or_read_only_works_and_is_told(monkeypatch):
         raise OSError(28, "No space left on device")
 
     nvrtc = Nvrtc()
-    monkeypatch.setattr(store.tempfile, "mkstemp", full)
+    monkeypatch.setattr(tempfile, "mkstemp", full)
     assert made(nvrtc).cubin("argmax", ()) == made(nvrtc).cubin("argmax", ())
     assert nvrtc.compiled == 2 and not compiler.stored()
     monkeypatch.setenv(store.CACHE_ENV, "/dev/null/x")

@@ -73,6 +73,7 @@ def _cpu_ops(output, problems):
     try:
         from cudflash.cli.kernels import CompileNotice
         from cudflash.ops import cpu as ops
+        from cudflash.ops import store
         from cudflash.ops.cpu import jit
 
         facts["isa"] = jit.isa()
@@ -94,7 +95,7 @@ def _cpu_ops(output, problems):
     if facts["cache_dir"] is None:
         problems.append(
             "no folder for compiled kernels is writable, so they are compiled at every start; set "
-            f"{jit.CACHE_ENV} to a folder of your own"
+            f"{store.CACHE_ENV} to a folder of your own"
         )
     return facts
 

@@ -76,11 +76,11 @@ def forget_kept():
 
 def listen():
     """Have the compiler look for a kept Ctrl-C before each kernel."""
-    from cudflash.ops.cpu import jit
+    from cudflash.ops import store
 
     if not _state["listening"]:
         _state["listening"] = True
-        jit.on_compile(raise_kept)
+        store.on_compile(raise_kept)
 
 
 def _inside_compiler(frame):

@@ -17,12 +17,10 @@ class CompileNotice:
         self._active = True
 
     def __enter__(self):
-        from cudflash.ops.cpu import jit
-        from cudflash.ops.cuda import compiler
+        from cudflash.ops import store
 
         listen()  # first: a kernel that Ctrl-C prevents is not counted
-        jit.on_compile(self._compiling)
-        compiler.on_compile(self._compiling)
+        store.on_compile(self._compiling)
         return self
 
     def __exit__(self, *exc):

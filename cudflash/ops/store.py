@@ -1,31 +1,50 @@
 """Files of compiled kernels: where they are kept, and that nobody else wrote them.
 
-Owns folder choice, ownership checks, digests and atomic writes. Must not know what a kernel is.
+Owns folder choice, ownership checks, digests, atomic writes, and who is told when a kernel is
+compiled because there is no file. Must not know what a kernel is.
 What lies here is executed, so a file counts only if this user alone could have written it and its
 digest is right; anything else is compiled again.
 """
 
 import contextlib
-import hashlib
 import os
 import stat
-import tempfile
 from pathlib import Path
 
+try:  # hashlib begins by loading OpenSSL, which takes longer than all digests of a start
+    from _blake2 import blake2b
+except ImportError:
+    from hashlib import blake2b
+
 CACHE_ENV = "CUDFLASH_CACHE"
+_DIGEST_BYTES = 32
+_listeners = []
+
+
+def on_compile(listener):
+    """Call ``listener(name)`` before each real compilation (files that are found are silent)."""
+    _listeners.append(listener)
+
+
+def announce(name):
+    """Tell the listeners that a kernel is about to be compiled."""
+    for listener in _listeners:
+        listener(name)
 
 
 def candidate_folders():
-    """Folders to try, best first; one that the user names is the only one."""
+    """Yield folders to try, best first; one that the user names is the only one."""
     if os.environ.get(CACHE_ENV):
-        return [Path(os.environ[CACHE_ENV])]
-    tried = []
+        yield Path(os.environ[CACHE_ENV])
+        return
     if os.environ.get("XDG_CACHE_HOME"):
-        tried.append(Path(os.environ["XDG_CACHE_HOME"]) / "cudflash")
+        yield Path(os.environ["XDG_CACHE_HOME"]) / "cudflash"
     with contextlib.suppress(RuntimeError):
-        tried.append(Path.home() / ".cache" / "cudflash")
+        yield Path.home() / ".cache" / "cudflash"
+    import tempfile  # here and below: seldom needed, and 1 % of a start
+
     user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
-    return [*tried, Path(tempfile.gettempdir()) / f"cudflash-cache-{user}"]
+    yield Path(tempfile.gettempdir()) / f"cudflash-cache-{user}"
 
 
 def find_folder():
@@ -33,9 +52,7 @@ def find_folder():
     for folder in candidate_folders():
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if not is_ours(folder):
-                continue
-            with tempfile.TemporaryFile(dir=folder):
+            if is_ours(folder) and os.access(folder, os.W_OK | os.X_OK):
                 return folder
         except OSError:
             continue
@@ -51,15 +68,24 @@ def is_ours(path):
     return found.st_uid == os.getuid() and closed and not stat.S_ISLNK(found.st_mode)
 
 
+def digest(*parts):
+    """Digest of byte strings; their lengths count as well."""
+    found = blake2b(digest_size=_DIGEST_BYTES)
+    for part in parts:
+        found.update(len(part).to_bytes(8, "little"))
+        found.update(part)
+    return found.digest()
+
+
 def sealed(code):
     """The bytes as they are stored: digest first."""
-    return hashlib.sha256(code).digest() + code
+    return digest(code) + code
 
 
 def unsealed(blob):
     """The code in stored bytes, or None when they are torn or damaged."""
-    digest, code = blob[:32], blob[32:]
-    return code if hashlib.sha256(code).digest() == digest else None
+    code = blob[_DIGEST_BYTES:]
+    return code if digest(code) == blob[:_DIGEST_BYTES] else None
 
 
 def read(path):
@@ -74,6 +100,8 @@ def read(path):
 
 def write(path, code):
     """Store code; returns whether that worked. Two processes may write the same file at once."""
+    import tempfile
+
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

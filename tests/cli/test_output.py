@@ -8,6 +8,7 @@ import pytest
 
 from cudflash.cli.kernels import CompileNotice
 from cudflash.cli.output import CLEAR_LINE, Output, human_bytes
+from cudflash.ops import store
 from cudflash.ops.cpu import jit
 
 
@@ -114,7 +115,7 @@ def test_compilation_is_announced_once_and_never_inside_the_answer(streams):
     output = Output()
     output.no_color = True
     with CompileNotice(output):
-        listener = jit._listeners[-1]
+        listener = store._listeners[-1]
         listener("one")
         listener("two")
         output.answer("text")
@@ -130,7 +131,7 @@ def test_compilation_that_could_not_be_kept_says_so(streams, monkeypatch):
     """"Once, cached" on a full disk, and the same minute of waiting at the next start."""
     out, err = streams()
     with CompileNotice(Output()):
-        jit._listeners[-1]("one")
+        store._listeners[-1]("one")
         monkeypatch.setattr(jit, "stored", lambda: False)
     assert "at every start" in err.text.splitlines()[-1] and "CUDFLASH_CACHE" in err.text
     assert "once" not in err.text

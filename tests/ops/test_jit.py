@@ -11,34 +11,37 @@ import numpy as np
 import pytest
 
 from cudflash.errors import DeviceError
+from cudflash.ops import store
 from cudflash.ops.cpu import jit
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Runs one op, prints the kernels that were compiled and whether Numba was imported.
+# Runs one op, prints the kernels that were compiled and whether Numba or LLVM was imported.
 PROBE = """
 import sys, numpy as np
 from cudflash.ops import cpu as ops
+from cudflash.ops import store
 from cudflash.ops.cpu import jit
 compiled = []
-jit.on_compile(compiled.append)
+store.on_compile(compiled.append)
 ops.set_threads(1)
 x = np.ones((1, 64), np.float32)
 ops.scale(x, x, 3.0)
-print(float(x.sum()), len(compiled), "numba" in sys.modules, jit.cache_dir())
+loaded = "numba" in sys.modules or "llvmlite" in sys.modules
+print(float(x.sum()), len(compiled), loaded, jit.cache_dir())
 """
 
 
 def probe(**env):
-    """Run PROBE in a fresh process; returns (sum, compiled, numba imported, cache folder)."""
+    """Run PROBE in a fresh process; returns (sum, compiled, compiler imported, cache folder)."""
     done = subprocess.run([sys.executable, "-c", PROBE], cwd=ROOT, capture_output=True, text=True,
                           env={**os.environ, **env}, check=True)
-    total, compiled, numba, folder = done.stdout.split(maxsplit=3)
-    return float(total), int(compiled), numba == "True", folder.strip()
+    total, compiled, loaded, folder = done.stdout.split(maxsplit=3)
+    return float(total), int(compiled), loaded == "True", folder.strip()
 
 
-def test_a_second_start_compiles_nothing_and_does_not_import_numba(tmp_path):
-    """Catches a cache key that changes from start to start, and Numba in the warm path."""
+def test_a_second_start_compiles_nothing_and_loads_no_compiler(tmp_path):
+    """Catches a cache key that changes from start to start, and Numba or LLVM in the warm path."""
     cold = probe(CUDFLASH_CACHE=str(tmp_path))
     assert cold[0] == 192 and cold[1] > 0
     warm = probe(CUDFLASH_CACHE=str(tmp_path))
@@ -59,10 +62,10 @@ def test_a_damaged_object_is_compiled_again_and_replaced(tmp_path):
 
 def test_without_a_writable_folder_kernels_work_and_nothing_is_kept(monkeypatch, tmp_path):
     """Catches a start that fails, or a folder made elsewhere, when nothing can be written."""
-    monkeypatch.setattr(jit, "_state", {"initialised": True})
+    monkeypatch.setattr(jit, "_state", {})
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
-    monkeypatch.setenv(jit.CACHE_ENV, str(blocked / "cache"))
+    monkeypatch.setenv(store.CACHE_ENV, str(blocked / "cache"))
     assert jit.cache_dir() is None
     assert jit._cache_file("k") is None
     jit._write_cached("k", b"code")
@@ -71,8 +74,8 @@ def test_without_a_writable_folder_kernels_work_and_nothing_is_kept(monkeypatch,
 
 def test_the_temporary_folder_is_used_when_home_is_not_writable(monkeypatch, tmp_path):
     """Catches a read-only or missing home that switches the cache off (numba #5566)."""
-    monkeypatch.setattr(jit, "_state", {"initialised": True})
-    monkeypatch.delenv(jit.CACHE_ENV, raising=False)
+    monkeypatch.setattr(jit, "_state", {})
+    monkeypatch.delenv(store.CACHE_ENV, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
     monkeypatch.setenv("HOME", "/proc/nowhere")
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
@@ -97,9 +100,9 @@ def test_a_folder_others_can_fill_is_not_used(monkeypatch, tmp_path, kind):
     """Catches the execution of code that another user put into a shared folder."""
     if kind == "another user's" and os.getuid() != 0:
         pytest.skip("needs chown")
-    monkeypatch.setattr(jit, "_state", {"initialised": True})
+    monkeypatch.setattr(jit, "_state", {})
     foreign_folder(tmp_path / "cache", kind)
-    monkeypatch.setenv(jit.CACHE_ENV, str(tmp_path / "cache"))
+    monkeypatch.setenv(store.CACHE_ENV, str(tmp_path / "cache"))
     assert jit.cache_dir() is None
 
 
@@ -107,8 +110,8 @@ def test_a_folder_others_can_fill_is_not_used(monkeypatch, tmp_path, kind):
 @pytest.mark.parametrize("level", ["folder", "object"])
 def test_an_object_others_can_write_is_not_executed(monkeypatch, tmp_path, kind, level):
     """Catches a check of the top folder alone: its subfolder and the objects count as well."""
-    monkeypatch.setattr(jit, "_state", {"initialised": True})
-    monkeypatch.setenv(jit.CACHE_ENV, str(tmp_path / "cache"))
+    monkeypatch.setattr(jit, "_state", {})
+    monkeypatch.setenv(store.CACHE_ENV, str(tmp_path / "cache"))
     jit._write_cached("k", b"code")
     assert jit._read_cached("k") == b"code" and jit.stored()
     path = jit._cache_file("k")
@@ -124,13 +127,13 @@ def test_an_object_others_can_write_is_not_executed(monkeypatch, tmp_path, kind,
 
 def test_a_failed_write_leaves_nothing_behind_and_is_known(monkeypatch, tmp_path):
     """Catches litter on a full disk, and a claim that kernels were kept."""
-    monkeypatch.setattr(jit, "_state", {"initialised": True})
-    monkeypatch.setenv(jit.CACHE_ENV, str(tmp_path))
+    monkeypatch.setattr(jit, "_state", {})
+    monkeypatch.setenv(store.CACHE_ENV, str(tmp_path))
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(jit.os, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     jit._write_cached("k", b"code")
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
     assert not jit.stored()
@@ -151,7 +154,7 @@ def test_two_cold_starts_at_once_agree(tmp_path):
         out, _ = process.communicate(timeout=300)
         assert process.returncode == 0 and out.startswith("192.0")
     assert probe(CUDFLASH_CACHE=str(tmp_path))[1] == 0
-    assert not [p for p in tmp_path.rglob("*") if p.is_file() and p.suffix != ".o"]
+    assert not list(tmp_path.rglob(".*"))
 
 
 def test_an_unknown_instruction_set_is_refused(monkeypatch):

@@ -23,13 +23,7 @@ OPTIONS = (
 OLDEST = 75  # compute capability: the first with int8 tensor cores
 INSTALL = "install the CUDA parts with pip install 'cudflash[cuda13]' or 'cudflash[cuda12]'"
 
-_listeners = []
 _state = {"unsaved": False}
-
-
-def on_compile(listener):
-    """Call ``listener(name)`` before each real compilation (found cubins are silent)."""
-    _listeners.append(listener)
 
 
 def stored():
@@ -103,8 +97,7 @@ class Compiler:
             found = None if path is None else store.read(path)
             if found is not None:
                 return found
-            for listener in _listeners:
-                listener(build_name(file, defines))
+            store.announce(build_name(file, defines))
             code = self.compile(file, defines)
             if path is None or not store.write(path, code):
                 _state["unsaved"] = True
