@@ -5,7 +5,6 @@ tokens are later cut. Invariant: a token is chosen from one row of logits and fr
 before it, in the order of emission.
 """
 
-import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -100,6 +99,8 @@ class Chooser:
         """Return the Choice of a token that was decided from a row."""
         digest = None
         if self._row_digests:
+            import hashlib  # here: it loads OpenSSL, 1 % of a start
+
             digest = hashlib.sha256(np.ascontiguousarray(self._rows[row])).hexdigest()
         if not self._n_logprobs:
             return Choice(token, None, digest)

@@ -15,7 +15,6 @@ needs a checkpoint made there; there are ``n_checkpoints`` of them, the least re
 way. Rows beyond a rewind are other rows from then on, so checkpoints beyond it are dropped.
 """
 
-import hashlib
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -247,6 +246,8 @@ class TargetCache:
 
     def digest(self):
         """SHA-256 over the length and every visible row: equal states have equal digests."""
+        import hashlib  # here: it loads OpenSSL, 1 % of a start
+
         digest = hashlib.sha256(str(self.length).encode())
         if self.recurrent is not None:
             digest.update(self.recurrent.digest(self.length).encode())

@@ -15,7 +15,6 @@ the zero state whatever the slots hold. Checkpoints are further slots.
 Dead slots and dead rows of the tape hold anything, NaN included.
 """
 
-import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -238,6 +237,8 @@ class RecurrentState:
         RuntimeError
             If no pass could start at ``length``.
         """
+        import hashlib  # here: it loads OpenSSL, 1 % of a start
+
         source = self._source(self._ops.download(self._control), length)
         if source is None:
             raise RuntimeError(f"the recurrent state is not at {length}")
