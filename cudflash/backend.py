@@ -25,6 +25,8 @@ def planner(kind):
 class CpuBackend:
     """The CPU: the system gives pages when they are touched, and takes them back."""
 
+    one_copy = False  # nothing is far away, and a round that waits twice tells two times apart
+
     def __init__(self, device, ops):
         self.device, self.ops = device, ops
 
@@ -61,6 +63,8 @@ class CudaBackend:
     ops : CudaOps
     """
 
+    one_copy = True  # a copy to the host waits for everything before it
+
     def __init__(self, device, ops):
         self.device, self.ops = device, ops
 
@@ -80,10 +84,11 @@ class CudaBackend:
     def workspace_bytes(self, config, draft_config, n_ctx, max_rows):
         """Bytes of that scratch: the largest need of any op of a pass."""
         from cudflash.model.cache import layer_capacity
+        from cudflash.model.outcome import CANDIDATES
         from cudflash.ops.cuda.attend import CHUNK, SPLIT_ROWS
         from cudflash.ops.cuda.planning import attention_bytes, selection_bytes
 
-        needs = [selection_bytes(SPLIT_ROWS, config.vocab_size)]
+        needs = [selection_bytes(SPLIT_ROWS, config.vocab_size, CANDIDATES)]
         own = () if config.mtp is None else (config.mtp,)
         for layer in (*config.layers, *own):
             capacity = layer_capacity(layer.window, n_ctx, max_rows, CHUNK)

@@ -11,8 +11,9 @@ import numpy as np
 
 from cudflash.checks import whole
 from cudflash.errors import NumericsError
+from cudflash.model.outcome import CANDIDATES
 from cudflash.result import TokenLogprob
-from cudflash.spec.acceptance import LogitRows, TokenRows
+from cudflash.spec.acceptance import DecidedRows, LogitRows, TokenRows
 
 
 @dataclass(frozen=True)
@@ -39,43 +40,77 @@ class Chooser:
         Entries of ``TokenLogprob.top``; 0 for no log-probabilities at all.
     row_digests : bool
         Add the SHA-256 of each deciding row to its Choice.
+    compact : bool
+        Decide from the largest logits of a row where they decide: it is dear to fetch whole rows.
+
+    Attributes
+    ----------
+    chain : SamplerChain
+    on_device : bool
+        Whether only ids are read.
+    n_largest : int
+        Largest logits of each row to fetch with the outcome, 0 for none.
     """
 
-    def __init__(self, ops, work, chain, n_logprobs, row_digests=False):
+    def __init__(self, ops, work, chain, n_logprobs, row_digests=False, compact=False):
         self._ops, self._work, self._n_logprobs = ops, work, n_logprobs
         self._row_digests = row_digests
         self.chain = chain
-        self._outcome = None
+        self._told = None
         self._rows = None
+        self._drafted = False
         config = chain.config
         edited = bool(config.logit_bias) or config.uses_penalties or config.uses_dry
         self.on_device = config.greedy and not edited
+        whole_rows = n_logprobs or row_digests  # are fetched in any case
+        fits = compact and not whole_rows and chain.n_largest <= CANDIDATES
+        self.n_largest = chain.n_largest if fits else 0
 
-    def read(self, position, n_rows=1):
+    def read(self, position, n_rows=1, n_largest=0):
         """Fetch the outcome of the pass that has just run; comes before everything else.
+
+        Parameters
+        ----------
+        position : int
+        n_rows, n_largest : int
+            As the pass was asked for.
 
         Raises
         ------
         NumericsError
             If any of its logits is not finite; names ``position``, the first one it evaluated.
         """
-        if not self.fetch(n_rows):
+        if not self.fetch(n_rows, n_largest):
             raise NumericsError(
                 f"the logits after position {position} are not all finite, expected finite numbers; "
                 "the weights or the numerics are damaged, run 'cudflash doctor'"
             )
 
-    def fetch(self, n_rows):
-        """As ``read``, but return whether all logits are finite."""
-        self._outcome = self._ops.download(self._work.outcome[: 1 + n_rows])
-        self._rows = HostRows(self._ops, self._work.logits)
-        return bool(self._outcome[0])
+    def fetch(self, n_rows, n_largest=0, drafted=False):
+        """As ``read``, but return whether all logits are finite.
 
-    def rows(self):
-        """What an acceptance rule reads: ids where they decide, logits with the chain elsewhere."""
-        if self.on_device:
-            return TokenRows(self._outcome[1:])
-        return LogitRows(self.chain, self._rows)
+        ``drafted``: the pass was told nothing of its drafts (``Runner.step_drafted``).
+        """
+        self._told = self._work.outcome.read(self._ops, n_rows, n_largest, drafted)
+        self._drafted = drafted
+        self._rows = HostRows(self._ops, self._work.logits)
+        return self._told.finite
+
+    @property
+    def box(self):
+        """What the drafter has told with the outcome."""
+        return self._told.box
+
+    def rows(self, by_device=True):
+        """What an acceptance rule reads: ids where they decide, logits with the chain elsewhere.
+
+        ``by_device`` False leaves a decision that the device has made already to the host.
+        """
+        if not self.on_device:
+            return LogitRows(self.chain, self._rows, self._told.candidates)
+        if self._drafted and by_device:
+            return DecidedRows(*self._told.decision)
+        return TokenRows(self._told.next_ids)
 
     def row(self, index):
         """One row of the logits that were fetched: float32 (vocab_size,), host copy."""
@@ -89,10 +124,10 @@ class Chooser:
         Choice
         """
         if self.on_device:
-            token = int(self._outcome[1 + row])
+            token = int(self._told.next_ids[row])
+            self.chain.accept(token)
         else:
-            token = self.chain.sample(self._rows[row])
-        self.chain.accept(token)
+            token = self.rows().choose(row)
         return self.made(token, row)
 
     def made(self, token, row):

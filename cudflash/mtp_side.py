@@ -16,6 +16,7 @@ from cudflash.model.mtp import (
     mtp_vectors,
     mtp_workspace,
 )
+from cudflash.model.outcome import outcome_words
 from cudflash.spec.mtp import DEFAULT_K, MTPDrafter
 
 
@@ -96,5 +97,5 @@ def mtp_memory(ops, target, n_ctx, kv_type, activations, max_rows):
         "kv": 2 * capacity * config.mtp.n_kv_heads * config.head_dim * KV_ITEM_BYTES[kv_type],
         "scratch": scratch,
         "logits": 4 * config.vocab_size,
-        "io": 4 * (2 * max_rows + MAX_DEPTH + 2 * (1 + MAX_DEPTH) + 2),
+        "io": 4 * (2 * max_rows + MAX_DEPTH + 2 * (1 + MAX_DEPTH) + outcome_words(1)),
     }

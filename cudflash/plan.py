@@ -10,6 +10,7 @@ from cudflash import defaults
 from cudflash.checks import one_of, whole
 from cudflash.model.buffers import QUANTIZED_LAYOUTS, scratch_widths
 from cudflash.model.cache import BLOCK_ROWS, KV_ITEM_BYTES, check_kv_type, layer_capacity
+from cudflash.model.outcome import STOP_IDS, outcome_words
 from cudflash.model.rope import table_bytes
 from cudflash.model.weights import weight_refs, weight_vectors
 
@@ -64,7 +65,7 @@ class Plan:
     @property
     def session_bytes(self):
         """What of it one conversation allocates for the target: its caches and small buffers."""
-        return self.kv + self.state + self.taps + 2 * self.max_rows * 4
+        return self.kv + self.state + self.taps + 4 * (2 * self.max_rows + STOP_IDS)
 
     def to_dict(self):
         """Plain values, for JSON."""
@@ -166,7 +167,7 @@ def plan_pair(
         "norms": sum(vector.nbytes for vector in weight_vectors(weights)),
         "scratch": _scratch(ops, config, refs, max_rows, activations),
         "logits": logit_rows * config.vocab_size * 4,
-        "io": logit_rows * 4 + 4 + 2 * max_rows * 4,
+        "io": 4 * (outcome_words(logit_rows) + 2 * max_rows + STOP_IDS),
         "taps": 0,
         "state": _state(config),
     }

@@ -152,8 +152,8 @@ class PlainRounds(Rounds):
     def next(self, room):
         """Evaluate the newest token, choose one; ``room`` is at least 1."""
         started = time.perf_counter()
-        self._runner.step((self._newest.token,))
-        self._chooser.read(self._runner.cache.length)
+        self._runner.step((self._newest.token,), top=self._chooser.n_largest)
+        self._chooser.read(self._runner.cache.length, 1, self._chooser.n_largest)
         self._chosen = self._chooser.choose()
         self._meter.add(1e3 * (time.perf_counter() - started))
         return [self._chosen]

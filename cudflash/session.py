@@ -152,7 +152,9 @@ class Session:
         rules = with_control_tokens(rules, engine.tokenizer)
         chain = self._chain(sampling, seed, ids)
         rule = rule_in_effect(accept, chain)
-        chooser = Chooser(engine.ops, engine.work, chain, logprobs, row_digests)
+        chooser = Chooser(
+            engine.ops, engine.work, chain, logprobs, row_digests, engine.backend.one_copy
+        )
         receipt = {
             "sampling": chain.config.to_dict(),
             "seed": chain.seed,
@@ -173,7 +175,9 @@ class Session:
 
             limits = Limits(verify_length, engine.n_ctx, vocab_size, rules.ids)
             settings = engine.draft.settings if guard is self._drafter and engine.draft else ()
-            options = SpecOptions(speculative, accept, limits, settings, engine.round_costs)
+            options = SpecOptions(
+                speculative, accept, limits, settings, engine.round_costs, engine.backend.one_copy
+            )
             rounds = SpecRounds(self._runner, chooser, guard, options, engine.plain_step)
             own = engine.draft if guard is self._drafter else None
             facts["drafter"] = drafter_facts(guard, own, options, rule, engine)

@@ -15,6 +15,7 @@ from cudflash.events import (
     GateChanged,
     RoundFinished,
 )
+from cudflash.model.outcome import STOP_IDS
 from cudflash.model.runner import ALL, LAST, NONE
 from cudflash.receipt import speculative_part
 from cudflash.rounds import Rewound, Rounds
@@ -47,6 +48,7 @@ class SpecOptions:
     limits: object  # Limits
     settings: tuple = ()  # of the draft, see ``diagnose``
     costs: object = None  # RoundCosts of the engine; None leaves "auto" to the gate alone
+    unseen: bool = False  # drafts may stay on the device until the target has evaluated them
 
 
 @dataclass(frozen=True)
@@ -186,27 +188,29 @@ class SpecRounds(Rounds):
         if state.rests():
             return [self._rest()]
         self._transaction.begin()
-        block = state.plan_block(room, self._runner.tokens)
-        if not self._evaluate(block):
-            if not block.n_drafts:
+        planned = state.plan_block(room, self._runner.tokens, self._options.unseen)
+        block = self._evaluate(planned)
+        if block is None:
+            if not planned.n_drafts:
                 self._chooser.read(self._runner.cache.length, 1)  # raises: plain decoding fails too
             self._transaction.rollback()
             self._transaction.begin()
             block = state.plain_block()
-            self._runner.step(block.tokens)
-            self._chooser.read(self._runner.cache.length, 1)
+            self._step(block.tokens)
+            self._chooser.read(self._runner.cache.length, 1, self._chooser.n_largest)
         self._keeps = block.skipped in PAUSES and self._can_keep > 0
         if not self._keeps:
             self._hand_over()  # earlier rows first
         state.observe(self._runner.tap_rows(len(block.tokens)), not self._keeps)
-        decision = state.decide(self._chooser.rows())
+        by_device = len(self._options.limits.stop_ids) <= STOP_IDS
+        decision = state.decide(self._chooser.rows(by_device))
         return [self._chooser.made(token, row) for row, token in enumerate(decision.tokens)]
 
     def _rest(self):
         """A round of a pause: nothing but what plain decoding does, because it must not cost more."""
         started = time.perf_counter()
-        self._runner.step((self._state.anchor,))
-        self._chooser.read(self._runner.cache.length)
+        self._step((self._state.anchor,))
+        self._chooser.read(self._runner.cache.length, 1, self._chooser.n_largest)
         choice = self._chooser.choose()
         self._resting = choice, 1e3 * (time.perf_counter() - started)
         return choice
@@ -234,11 +238,24 @@ class SpecRounds(Rounds):
         )
         self._events.append(RoundFinished(record, status, self._held))
 
+    def _step(self, tokens):
+        self._runner.step(tokens, LAST if len(tokens) == 1 else ALL, top=self._chooser.n_largest)
+
     def _evaluate(self, block):
-        """Whether all logits of the block are finite."""
-        n_rows = len(block.tokens)
-        self._runner.step(block.tokens, LAST if n_rows == 1 else ALL)
-        return self._chooser.fetch(n_rows)
+        """The block, with drafts that were left on the device; None unless its logits are finite."""
+        n, top = block.n_drafts, self._chooser.n_largest
+        if not block.n_unseen:
+            self._step(block.tokens)
+            return block if self._chooser.fetch(1 + n, top) else None
+        chooser = self._chooser
+        ids = self._options.limits.stop_ids
+        self._runner.set_stops(ids if len(ids) <= STOP_IDS else ())  # too many: the host decides
+        self._runner.step_drafted(self._state.anchor, n, self._drafter.source, top)
+        finite = chooser.fetch(1 + n, top, drafted=True)
+        block = self._state.learn(chooser.box)
+        if block is not None:
+            self._runner.name(block.tokens)
+        return block if finite else None
 
     def settle(self, kept):
         """Commit the rows of the first ``kept`` tokens but the last, and the anchor's."""
@@ -312,8 +329,9 @@ class SpecRounds(Rounds):
             return None
         self._transaction.begin()
         try:
-            block = state.plan_block(room, self._runner.tokens)
-            if not block.n_drafts or not self._evaluate(block):
+            block = state.plan_block(room, self._runner.tokens, self._options.unseen)
+            block = self._evaluate(block) if block.n_drafts else None
+            if block is None:
                 return None
             rows = [chooser.row(i) for i in range(len(block.tokens))]
             snapshot = chooser.chain.snapshot()

@@ -101,7 +101,7 @@ def test_selected_rows_equal_those_of_all(arch):
         np.testing.assert_array_equal(
             bits(one.ops.download(one.work.logits[:1])), expected[39:40]
         )
-        assert int(one.ops.download(one.work.next_ids[:1])[0]) == int(
+        assert int(one.ops.download(one.work.outcome.next_ids[:1])[0]) == int(
             one.ops.download(one.work.logits[0]).argmax()
         )
 

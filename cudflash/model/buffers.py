@@ -9,6 +9,8 @@ from collections import Counter
 
 import numpy as np
 
+from cudflash.model.outcome import Outcome
+
 QUANTIZED_LAYOUTS = ("q32", "q256")
 
 
@@ -86,16 +88,13 @@ class Workspace:
             for k, layout in input_layouts(matrices)
         }
         self.logits = allocator.empty("logits", (logit_rows, config.vocab_size), np.float32)
-        # one buffer, so that one small copy to the host brings all that plain greedy decoding needs
-        self.outcome = allocator.empty("io", (1 + logit_rows,), np.int32)
-        self.finite = self.outcome[:1]
-        self.next_ids = self.outcome[1:]
+        self.outcome = Outcome(allocator, logit_rows)
 
     def release(self):
         """Let go of all memory; nothing can be evaluated afterwards."""
         self._flat.clear()
         self._quantized.clear()
-        self.logits = self.outcome = self.finite = self.next_ids = None
+        self.logits = self.outcome = None
 
     def view(self, name, n_rows, width):
         """Return the (n_rows, width) start of a scratch buffer."""

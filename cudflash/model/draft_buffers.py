@@ -8,6 +8,7 @@ import numpy as np
 from cudflash.model.buffers import QUANTIZED_LAYOUTS
 from cudflash.model.draft_context import SLACK, context_bytes
 from cudflash.model.draft_weights import draft_refs, draft_tables, draft_vectors
+from cudflash.model.outcome import DraftSource
 from cudflash.model.rope import table_bytes
 
 CONTEXT_ROWS = SLACK  # context rows computed at once; sizes scratch, never changes a result
@@ -175,9 +176,18 @@ class OutBox:
         parts = [flat[a:b] for a, b in zip(edges[:-1], edges[1:])]
         return *parts[:3], *(part.view(np.float32) for part in parts[3:])
 
+    @property
+    def source(self):
+        """The DraftSource of the draft tokens, with the whole box."""
+        return DraftSource(self.ids[1:], self._buffer)
+
     def read(self):
         """Host copies: (finite flags (2,), ids, index, scores, confidence)."""
-        return self._split(self._ops.download(self._buffer), self._block)
+        return self.parts(self._ops.download(self._buffer))
+
+    def parts(self, words):
+        """As ``read``, of words that begin with a host copy of the box."""
+        return self._split(words[: len(self._buffer)], self._block)
 
 
 def draft_memory(ops, draft, target, n_ctx, activations):

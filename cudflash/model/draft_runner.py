@@ -60,6 +60,8 @@ class DraftRunner:
     context : DraftContext
     allocator : Allocator
         What this conversation has allocated.
+    source : DraftSource
+        Where a block leaves its tokens.
     """
 
     def __init__(self, ops, model, work, n_ctx=None, hold_all=False):
@@ -70,6 +72,7 @@ class DraftRunner:
         self.context = DraftContext(ops, model.config, n_ctx, self.allocator, hold_all)
         self._inbox = InBox(self.allocator, ops, model.config)
         self._outbox = OutBox(self.allocator, ops, model.config)
+        self.source = self._outbox.source
         self._positions = self.allocator.empty("io", (3, CONTEXT_ROWS), np.int32)
         self._host = np.full((3, CONTEXT_ROWS), -1, np.int32)
         self._graphs = OrderedDict()
@@ -199,6 +202,14 @@ class DraftRunner:
         NumericsError
             If logits or scores are not finite.
         """
+        self.start(anchor, n_tokens, block)
+        return self._outcome(self._outbox.read())
+
+    def start(self, anchor, n_tokens, block=None):
+        """As ``propose``, but leave the tokens in ``source``; ``learn`` follows before anything else.
+
+        Parameters as of ``propose``.
+        """
         block = self.config.block_size if block is None else block
         if not 2 <= block <= self.config.block_size or not 1 <= n_tokens < block:
             raise RuntimeError(
@@ -211,7 +222,25 @@ class DraftRunner:
         self._inbox.fill(self.context, anchor, self.config.mask_token_id, block)
         self._asked = n_tokens
         self._graph(("block", block, n_tokens)).launch()
-        finite, ids, _, scores, confidence = self._outbox.read()
+
+    def learn(self, words):
+        """Return the DraftOutcome of the block that was started.
+
+        Parameters
+        ----------
+        words : ndarray of int32
+            Begins with a host copy of ``source.box``.
+
+        Raises
+        ------
+        NumericsError
+            As ``propose``.
+        """
+        return self._outcome(self._outbox.parts(words))
+
+    def _outcome(self, parts):
+        finite, ids, _, scores, confidence = parts
+        n_tokens = self._asked
         if not finite.all():
             raise NumericsError(
                 f"the draft's logits or scores at position {self.length} are not finite, expected "

@@ -18,6 +18,7 @@ import numpy as np
 from cudflash.errors import NumericsError
 from cudflash.model.buffers import Allocator, Workspace
 from cudflash.model.cache import LayerCache, layer_capacity
+from cudflash.model.outcome import DraftSource
 from cudflash.model.transformer import Pass
 from cudflash.model.weights import MATRICES, VECTORS, DeviceLayer, Packer, load_layer, present
 
@@ -137,6 +138,8 @@ class MTPRunner:
     length : int
         Committed rows of the target that were observed.
     allocator : Allocator
+    source : DraftSource
+        Where drafts are left.
     """
 
     def __init__(self, ops, model, work, n_ctx, kv_type, max_rows):
@@ -157,6 +160,8 @@ class MTPRunner:
         self._at = empty("io", (MAX_DEPTH,), np.int32)  # positions of the steps
         # ids: anchor and drafts; whether the logits of each step are finite
         self._out = empty("io", (2, 1 + MAX_DEPTH), np.int32)
+        self.source = DraftSource(self._out[0, 1:], self._out.reshape(-1))
+        self._asked = 0  # tokens of the last draft
         self._host = np.zeros((2, max_rows), np.int32)
         self._ops.copy_in(self._carry, np.zeros((2, c), np.float32))
         self._graphs = OrderedDict()
@@ -232,11 +237,31 @@ class MTPRunner:
         NumericsError
             If logits are not finite.
         """
+        self.start(anchor, n)
+        return self.learn(self._ops.download(self._out).reshape(-1))
+
+    def start(self, anchor, n):
+        """As ``draft``, but leave the tokens in ``source``; ``learn`` follows before anything else."""
         self._begin(anchor)
         self._graph(("steps", 0, n)).launch()
-        ids, finite = self._ops.download(self._out)
-        self._check(finite[:n])
-        return tuple(ids[1 : n + 1].tolist())
+        self._asked = n
+
+    def learn(self, words):
+        """Return the tokens that were started.
+
+        Parameters
+        ----------
+        words : ndarray of int32
+            Begins with a host copy of ``source.box``.
+
+        Raises
+        ------
+        NumericsError
+            As ``draft``.
+        """
+        ids, finite = words[: self._out.size].reshape(2, -1)
+        self._check(finite[: self._asked])
+        return tuple(ids[1 : self._asked + 1].tolist())
 
     def draw(self, anchor, n, choose):
         """As ``draft``, each token chosen on the host: ``choose(logits) -> token``."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from cudflash.model.buffers import Allocator
 from cudflash.model.cache import TargetCache
+from cudflash.model.outcome import STOP_IDS
 from cudflash.model.transformer import ALL, LAST, NONE, Pass, selected_rows, tap_buffer
 
 STOP_ROWS, REGULAR_STOPS = 256, 2  # checkpoints of a prompt: see ``Runner.prompt_stops``
@@ -50,6 +51,8 @@ class Runner:
         # ids and positions together, filled on the host and copied at once
         self._inputs = self.allocator.empty("io", (2, work.max_rows), np.int32)
         self._host_inputs = np.zeros((2, work.max_rows), np.int32)
+        self._stops = self.allocator.upload("io", np.full(STOP_IDS, -1, np.int32))
+        self._stop_ids = ()
         self._all_positions = np.arange(n_ctx, dtype=np.int32)
         self.tokens = []
         self._block = []  # ids of the open block
@@ -66,7 +69,7 @@ class Runner:
         """Let go of model and caches, whoever still holds the runner."""
         self._graphs.clear()
         self._tap_buffers.clear()
-        self._model = self._work = self._inputs = self.allocator = None
+        self._model = self._work = self._inputs = self._stops = self.allocator = None
         self.cache.layers = ()
 
     # -- taps -----------------------------------------------------------------------------------
@@ -103,9 +106,7 @@ class Runner:
             Below ``n_keepable_taps``.
         """
         buffer = self._tap_buffers[len(self._taps)]
-        at = self._work.logit_rows + slot
-        # by way of the host: quicker than an op outside a recorded pass
-        self._ops.copy_in(buffer[at], self._ops.download(buffer[0]))
+        self._ops.move(buffer[self._work.logit_rows + slot], buffer[0])
 
     def kept_taps(self, n_rows):
         """Buffer (n_rows, n_taps, hidden_dim) of the rows kept in the first places."""
@@ -119,7 +120,7 @@ class Runner:
 
     # -- passes ---------------------------------------------------------------------------------
 
-    def step(self, tokens, which=LAST, head=True):
+    def step(self, tokens, which=LAST, head=True, top=0):
         """Open a block of rows and evaluate it; the caller commits or rolls back.
 
         On any exception the block is rolled back before the exception goes on.
@@ -132,7 +133,40 @@ class Runner:
             Rows whose final residual, and with ``head`` logits, are wanted.
         head : bool
             Whether to compute logits: row i of ``work.logits`` belongs to selected row i.
+        top : int
+            Largest logits of each row that the outcome tells, 0 for none.
         """
+        self._step(tokens, (len(tokens), which, head and which != NONE, self._taps, top, None))
+
+    def step_drafted(self, anchor, n_drafts, source, top=0):
+        """As ``step`` of an anchor and drafts that the device knows and the host does not.
+
+        The outcome tells the decision of ``accept_greedy`` and the source's box as well. ``name``
+        says which tokens they were, before any is committed.
+
+        Parameters
+        ----------
+        anchor, n_drafts : int
+        source : DraftSource
+        top : int
+        """
+        key = (1 + n_drafts, ALL, True, self._taps, top, source)
+        self._step((anchor, *[0] * n_drafts), key)
+
+    def name(self, tokens):
+        """Say which ids the open block has: its first ones, as many as may be committed."""
+        self._block = tokens
+
+    def set_stops(self, ids):
+        """Tokens after which ``accept_greedy`` decides nothing; at most STOP_IDS."""
+        ids = tuple(sorted(ids))
+        if ids != self._stop_ids:
+            host = np.full(STOP_IDS, -1, np.int32)
+            host[: len(ids)] = ids
+            self._ops.copy_in(self._stops, host)
+            self._stop_ids = ids
+
+    def _step(self, tokens, key):
         n = len(tokens)
         first = self.cache.begin(n)
         self._block = tokens
@@ -140,7 +174,7 @@ class Runner:
             self._host_inputs[0, :n] = tokens
             self._host_inputs[1, :n] = self._all_positions[first : first + n]
             self._ops.copy_in(self._inputs, self._host_inputs)
-            self._graph((n, which, head and which != NONE, self._taps)).launch()
+            self._graph(key).launch()
         except BaseException:
             self.cache.rollback()
             raise
@@ -227,11 +261,28 @@ class Runner:
             if only_head:
                 one.head(slice(key[1], key[2]))
             else:
-                _, which, head, taps = key
+                _, which, head, taps, top, source = key
+                if source is not None:
+                    self._copy_words(ids[1:], source.ids[: n - 1])
                 one.forward(which, taps, self.tap_rows(n))
                 if head:
-                    one.head(selected_rows(n, which))
+                    one.head(selected_rows(n, which), top)
+                if source is not None:
+                    self._tell(ids[1:], source.box)
         return graph
+
+    def _tell(self, drafts, box):
+        """Record the decision on drafts, and what their drafter tells, into the outcome."""
+        outcome, n = self._work.outcome, len(drafts)
+        self._ops.accept_greedy(
+            outcome.decision(n), drafts, outcome.next_ids[: n + 1], outcome.finite, self._stops
+        )
+        self._copy_words(outcome.box(len(box)), box)
+
+    def _copy_words(self, to, source):
+        """Record a copy of int32 words, bit for bit."""
+        to, source = (words.view(np.float32).reshape(1, -1) for words in (to, source))
+        self._ops.copy(to, source)
 
 
 __all__ = ["ALL", "LAST", "NONE", "Runner"]

@@ -189,8 +189,15 @@ class Pass:
         self.linear(self.y[rows], self.quantize(gate, (layer.ffn_down,)), layer.ffn_down)
         self.add_branch(layer.post_ffw_norm, rows)
 
-    def head(self, rows):
-        """work.logits[:len(rows)] = logits of the selected rows of x, checked and their argmax."""
+    def head(self, rows, top=0):
+        """work.logits[:len(rows)] = logits of the selected rows of x; tells the outcome of them.
+
+        Parameters
+        ----------
+        rows : slice
+        top : int
+            Largest logits of each row that the outcome tells, 0 for none.
+        """
         ops, work, config = self.ops, self.work, self.config
         n = rows.stop - rows.start
         logits = work.logits[:n]
@@ -201,8 +208,10 @@ class Pass:
             ops.scale(logits, logits, config.logit_scale)
         if config.final_softcap is not None:
             ops.softcap(logits, logits, config.final_softcap)
-        ops.check_finite(work.finite, logits)
-        ops.argmax(work.next_ids[:n], logits)
+        ops.check_finite(work.outcome.finite, logits)
+        ops.argmax(work.outcome.next_ids[:n], logits)
+        if top:
+            ops.top_k(*work.outcome.candidates(n, top), logits)
 
     # -- parts used by several steps ----------------------------------------------------------
 

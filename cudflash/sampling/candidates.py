@@ -68,6 +68,13 @@ class Candidates:
         self._ordering = None  # ties of the last sort not settled yet
         self._offset = 0  # position of the first candidate within that ordering
 
+    @classmethod
+    def of_largest(cls, logits, ids):
+        """The list that ``sort`` leaves of a row whose largest logits these are, none of them tied."""
+        found = cls(logits, ids)
+        found.sorted, found.fresh = True, False
+        return found
+
     def __len__(self):
         return len(self.logits)
 

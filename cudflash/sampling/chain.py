@@ -100,6 +100,41 @@ class SamplerChain:
             self._selector.apply(candidates)
             return candidates.id_at(candidates.selected)
 
+    @property
+    def n_largest(self) -> int:
+        """How many of a row's largest logits decide a choice, 0 where others count as well.
+
+        That is ``top_k`` and the one after them, where top-k is the first thing that happens to the
+        logits: no bias, no penalty, no DRY, no top-n-sigma.
+        """
+        first = self._stages[0] if self._stages else None
+        fits = isinstance(first, s.TopK) and (self.n_vocab is None or first.k < self.n_vocab)
+        return first.k + 1 if fits and not self.config.greedy else 0
+
+    def sample_largest(self, ids, values):
+        """As ``sample`` of a row of which only the ``n_largest`` largest logits are known.
+
+        Parameters
+        ----------
+        ids : ndarray of shape (n_largest,), int32
+        values : ndarray of shape (n_largest,), float32
+            Finite, descending.
+
+        Returns
+        -------
+        int or None
+            None, and nothing is drawn, where two of them are equal: the order that the chain gives
+            them depends on the rest of the row.
+        """
+        if not (values[1:] < values[:-1]).all():
+            return None
+        with np.errstate(over="ignore", invalid="ignore"):
+            candidates = Candidates.of_largest(values[:-1].copy(), ids[:-1].copy())
+            for stage in self._stages[1:]:
+                stage.apply(candidates)
+            self._selector.apply(candidates)
+            return candidates.id_at(candidates.selected)
+
     def probabilities(self, logits) -> Distribution:
         """Return what is left after the whole chain: ids and probabilities, in list order.
 

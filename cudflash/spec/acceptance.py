@@ -96,14 +96,20 @@ class LogitRows:
     chain : SamplerChain
     logits : ndarray of shape (n_rows, n_vocab), float32
         Row i follows the anchor and the first i drafts.
+    candidates : callable, optional
+        ``candidates(row)`` returns what ``SamplerChain.sample_largest`` takes, or None.
     """
 
-    def __init__(self, chain, logits):
-        self._chain, self._logits = chain, logits
+    def __init__(self, chain, logits, candidates=None):
+        self._chain, self._logits, self._candidates = chain, logits, candidates
 
     def choose(self, row):
         """Choose the target's token of a row and remember it."""
-        token = self._chain.sample(self._logits[row])
+        token, largest = None, self._candidates and self._candidates(row)
+        if largest is not None:
+            token = self._chain.sample_largest(*largest)
+        if token is None:
+            token = self._chain.sample(self._logits[row])
         self._chain.accept(token)
         return token
 
@@ -128,6 +134,26 @@ class TokenRows:
     def choose(self, row):
         """The token of a row."""
         return int(self._tokens[row])
+
+
+class DecidedRows:
+    """Rows on which the device has applied ``match`` already, by ``ops.accept_greedy``.
+
+    Parameters
+    ----------
+    accepted : int
+    end : int
+        0 no drafts, 1 bonus, 2 corrected, 3 stopped.
+    tokens : sequence of int
+    """
+
+    def __init__(self, accepted, end, tokens):
+        self._accepted, self._end, self._tokens = accepted, ENDS[end], tuple(tokens)
+
+    def decision(self):
+        """The Decision."""
+        tested = self._accepted + (self._end == CORRECTED)
+        return Decision(self._tokens, self._accepted, tested, self._end)
 
 
 def rule_in_effect(accept, chain):
@@ -226,6 +252,8 @@ def ratio(proposal, rows, rng, stop_ids=frozenset()):
 
 def decide(rule, proposal, rows, rng, stop_ids=frozenset()):
     """Apply ``match`` or ``ratio``, whichever ``rule_in_effect`` has named."""
+    if isinstance(rows, DecidedRows):
+        return rows.decision()
     if rule == MATCH:
         return match(proposal.tokens, rows, stop_ids)
     return ratio(proposal, rows, rng, stop_ids)

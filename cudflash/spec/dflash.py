@@ -52,6 +52,7 @@ class DFlashDrafter:
         self.name, self.taps, self.block_size = config.kind, config.taps, config.block_size
         self.echoes = []
         self._remaining = 0
+        self._started = None  # anchor of the block that was started
 
     @property
     def length(self):
@@ -64,8 +65,7 @@ class DFlashDrafter:
 
     def propose(self, anchor, n, context):
         """Run one block and propose ``n`` tokens."""
-        block = self.block_size if self.full_block else n + 1
-        outcome = self.runner.propose(anchor, n, block)
+        outcome = self.runner.propose(anchor, n, self._rows(n))
         self.echoes.append((outcome.echo, int(anchor)))
         walks = self.name == "dflash2"
         if context.sampler is None or (walks and context.sampler.temperature == 0):
@@ -76,6 +76,27 @@ class DFlashDrafter:
         if not np.isfinite(logits).all():
             raise NumericsError("the draft's logits are not finite, expected numbers")
         return context.sampler.propose(logits, context.rng)
+
+    def start(self, anchor, n, context):
+        """As ``propose`` without a sampler, the tokens left on the device: the number of them."""
+        self.runner.start(anchor, n, self._rows(n))
+        self._started = int(anchor)
+        return n
+
+    def learn(self, words):
+        """Return the Proposal that was started."""
+        outcome = self.runner.learn(words)
+        self.echoes.append((outcome.echo, self._started))
+        return Proposal(outcome.tokens, POINT_MASS, outcome.confidence)
+
+    @property
+    def source(self):
+        """Where ``start`` leaves the tokens."""
+        return self.runner.source
+
+    def _rows(self, n):
+        """Rows of a block that proposes ``n`` tokens."""
+        return self.block_size if self.full_block else n + 1
 
     def _walk(self, context):
         ids, scores = self.runner.lattice()

@@ -16,7 +16,10 @@ The life of a drafter in one answer::
 Every round observes, those without drafts included, so ``length`` equals the committed rows of the
 target at every ``propose``. A drafter that has a method ``expect(n)`` is told before ``observe``
 how many rows of the prompt are sure to follow the observed ones; one that has ``checkpoint()`` is
-told after a ``commit`` that later prompts may go back to just these rows. Writing one's own:
+told after a ``commit`` that later prompts may go back to just these rows. One that has ``start``,
+``learn`` and ``source`` can leave its tokens on the device: ``start(anchor, n, context)`` returns
+how many it will have left in ``source`` (``model.outcome.DraftSource``), and ``learn(words)``, which
+comes after the target has evaluated them, returns the Proposal. Writing one's own:
 derive from ``TokenDrafter`` and write ``propose``.
 """
 
@@ -333,7 +336,10 @@ class AtMost:
         self._drafter, self._k = check_drafter(drafter), _whole("k", k)
 
     def __getattr__(self, name):
-        return getattr(self._drafter, name)
+        found = getattr(self._drafter, name)
+        if name == "start":
+            return lambda anchor, n, context: found(anchor, min(n, self._k), context)
+        return found
 
     def propose(self, anchor, n, context):
         """Propose the first ``k`` of what the other proposes."""

@@ -61,6 +61,32 @@ class GuardedDrafter:
             lambda: check_proposal(self.drafter.propose(anchor, n, context), n, self._vocab_size),
         )
 
+    @property
+    def source(self):
+        """Where ``start`` leaves drafts, None for a drafter that proposes to the host only."""
+        found = getattr(self.drafter, "source", None)
+        whole = found is not None and callable(getattr(self.drafter, "start", None))
+        return found if whole and found.fits else None
+
+    def start(self, anchor, n, context):
+        """Let the drafter leave at most ``n`` tokens on the device.
+
+        Returns
+        -------
+        int or None
+            How many, None after a fault. ``learn`` follows.
+        """
+        self._n_past = context.n_past
+        if self.fault is None:
+            self._check_length(context.n_past)
+        return self._call("propose", lambda: self.drafter.start(anchor, n, context))
+
+    def learn(self, words, n):
+        """Return the checked Proposal of ``n`` tokens that was started, None after a fault."""
+        return self._call(
+            "propose", lambda: check_proposal(self.drafter.learn(words), n, self._vocab_size)
+        )
+
     def observe(self, tokens, taps=None, remaining=0):
         """Hand over evaluated rows; ``remaining`` rows of a prompt will follow them."""
         if remaining and hasattr(self.drafter, "expect"):

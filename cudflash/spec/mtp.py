@@ -79,6 +79,21 @@ class MTPDrafter:
         tokens = self.runner.draw(anchor, n, choose)
         return Proposal(tuple(tokens), tuple(found))
 
+    def start(self, anchor, n, context):
+        """As ``propose`` without a sampler, the tokens left on the device: the number of them."""
+        n = min(n, self.k)
+        self.runner.start(anchor, n)
+        return n
+
+    def learn(self, words):
+        """Return the Proposal that was started."""
+        return Proposal(self.runner.learn(words), POINT_MASS)
+
+    @property
+    def source(self):
+        """Where ``start`` leaves the tokens."""
+        return self.runner.source
+
     def observe(self, tokens, taps):
         """Catch up: compute the block's keys and values of evaluated tokens."""
         self.runner.observe(tokens, taps)

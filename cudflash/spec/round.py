@@ -9,6 +9,7 @@ One round, by the caller::
     transaction.begin()
     block = state.plan_block(room, tokens)   # asks the drafter
     ...evaluate block.tokens on the target, one row of logits each, taps captured...
+    block = state.learn(words)               # only where the drafts were left on the device
     state.observe(taps)                      # also without drafts: no holes in the draft's context
     decision = state.decide(rows)            # tokens to emit
     ...emit; the answer may end after the first ``kept`` of them...
@@ -24,7 +25,7 @@ an error is one only if plain decoding has it too.
 import time
 from dataclasses import dataclass
 
-from cudflash.spec.acceptance import PLAIN, RATIO, STOPPED, decide, rule_in_effect
+from cudflash.spec.acceptance import MATCH, PLAIN, RATIO, STOPPED, decide, rule_in_effect
 from cudflash.spec.drafters import DraftContext
 from cudflash.spec.economy import ECONOMY
 from cudflash.spec.gate import OPEN
@@ -62,11 +63,12 @@ class Block:
     tokens: tuple[int, ...]  # the anchor, then the drafts
     proposal: Proposal  # the drafts
     skipped: str  # why there are none, see RoundRecord; "" when there are
+    n_unseen: int = 0  # drafts that are left on the device; tokens and proposal have none then
 
     @property
     def n_drafts(self):
         """Number of drafts: rows less one."""
-        return len(self.tokens) - 1
+        return self.n_unseen or len(self.tokens) - 1
 
 
 class RoundState:
@@ -142,7 +144,7 @@ class RoundState:
 
     # -- one round ----------------------------------------------------------------------------
 
-    def plan_block(self, room, tokens):
+    def plan_block(self, room, tokens, unseen=False):
         """Return the next Block, asking the drafter if the gate and the budget let it.
 
         Parameters
@@ -151,6 +153,9 @@ class RoundState:
             Tokens that the answer may still get, at least 1.
         tokens : sequence of int
             The committed ids, ``n_past`` of them.
+        unseen : bool
+            The drafts may stay on the device where drafter and rule have them there; ``learn``
+            follows when the target has evaluated them.
         """
         self._expect(_IDLE)
         context_left = self._limits.n_ctx - self.n_past
@@ -174,10 +179,32 @@ class RoundState:
         n, why = self._economic(n, was_open)
         if not n:
             return self._planned(NOTHING, why)
+        if unseen and self.rule == MATCH and self._drafter.source is not None:
+            n = self._start(n, tokens)
+            return self._planned(NOTHING, "" if n else "fault", n or 0)
         proposal = self._propose(n, tokens)
         if proposal is None:
             return self._planned(NOTHING, "fault")
         return self._planned(proposal, "" if len(proposal) else "empty")
+
+    def learn(self, words):
+        """Return the Block with the drafts that were left on the device, None after a fault.
+
+        It ends with the first stop token among them, whatever the target has evaluated beyond.
+
+        Parameters
+        ----------
+        words : ndarray of int32
+            What the drafter has told.
+        """
+        self._expect(_PLANNED)
+        proposal = self._drafter.learn(words, self._block.n_unseen)
+        if proposal is None:
+            self._note_fault()
+            return None
+        proposal = proposal.first(cut_after_stop(proposal.tokens, self._limits.stop_ids))
+        self._block = Block((self.anchor, *proposal.tokens), proposal, "")
+        return self._block
 
     def plain_block(self):
         """Return a Block of the anchor alone, after the planned one has been rolled back."""
@@ -366,8 +393,19 @@ class RoundState:
             return None
         return proposal.first(cut_after_stop(proposal.tokens, self._limits.stop_ids))
 
-    def _planned(self, proposal, skipped):
-        self._block = Block((self.anchor, *proposal.tokens), proposal, skipped)
+    def _start(self, n, tokens):
+        """How many drafts were left on the device; None after a fault."""
+        context = DraftContext(tokens, self.n_past, self._n_prompt, self._limits.vocab_size)
+        started = self._clock()
+        if self._before_draft is not None:
+            self._before_draft()
+        n = self._drafter.start(self.anchor, n, context)
+        self._draft_s = self._clock() - started
+        self._note_fault()
+        return n
+
+    def _planned(self, proposal, skipped, n_unseen=0):
+        self._block = Block((self.anchor, *proposal.tokens), proposal, skipped, n_unseen)
         self._phase = _PLANNED
         self._mark = self._clock()
         return self._block

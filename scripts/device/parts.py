@@ -146,7 +146,7 @@ class Model:
     def step(self, n_rows):
         """Evaluate and drop rows; waits for the outcome."""
         self.runner.step([3] * n_rows, LAST if n_rows == 1 else ALL)
-        self.ops.download(self.work.outcome[:1 + n_rows])
+        self.work.outcome.read(self.ops, n_rows)
         self.runner.rollback()
 
     def propose(self):

@@ -331,23 +331,13 @@ def check_finite(x, *, mode="fast", **how):
 
 
 def accept_greedy(drafts, best, finite, stop_ids, *, mode="fast", **how):
-    """(finite, accepted, end, tokens, rows to commit) of a verified block."""
+    """(finite, accepted, end, tokens) of a verified block."""
     n = len(drafts)
-    outcome, count = aligned((5 + n,), np.int32), aligned((1,), np.int32)
-    scalars = [to_device(np.array([v], np.int32)) for v in (finite, n)]
-    stops = to_device(np.array(sorted(stop_ids), np.int32)) if stop_ids else None
+    outcome = aligned((5 + n,), np.int32)
+    stops = to_device(np.array([-1, *sorted(stop_ids)], np.int32))
     module("accept", mode=mode).get_function("accept_greedy")(
-        (1,), (32,), (outcome, count, to_device(np.array(drafts, np.int32)),
-                      to_device(np.array(best, np.int32)), *scalars, stops,
-                      np.int32(len(stop_ids))), **how)
+        (1,), (32,), (outcome, to_device(np.array(drafts, np.int32)),
+                      to_device(np.array(best, np.int32)), to_device(np.array([finite], np.int32)),
+                      stops, np.int32(n), np.int32(len(stops))), **how)
     head, tokens = outcome[:4].tolist(), outcome[4:4 + outcome[2]].tolist()
-    return head[0], head[1], head[3], tokens, int(count[0])
-
-
-def commit_rows(length, count, sink, n_rows, *, mode="fast", **how):
-    """(all, ring, pinned, new length) for the rows of a block."""
-    positions = [aligned((n_rows,), np.int32) for _ in range(3)]
-    length, count = (to_device(np.array([v], np.int32)) for v in (length, count))
-    module("accept", mode=mode).get_function("commit_rows")(
-        (1,), (32,), (*positions, length, count, np.int32(sink), np.int32(n_rows)), **how)
-    return (*(p.tolist() for p in positions), int(length[0]))
+    return head[0], head[1], head[3], tokens

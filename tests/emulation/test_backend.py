@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 import cudflash
-from cudflash.errors import DeviceError
+from cudflash import defaults
+from cudflash.errors import DeviceError, UsageError
+from cudflash.events import RoundFinished
+from cudflash.model.outcome import outcome_words
 from cudflash.ops import cpu
 from scripts.device import twins
 from tests.emulation.cuda import emulated_ops
@@ -146,6 +149,33 @@ def test_plain_step_moves_two_small_buffers():
             before = now
 
 
+@pytest.mark.parametrize("kind", ["v1-muse-swa", "v2-muse-full", "v2-qwen35-mixed", "mtp"])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_drafted_round_makes_one_small_copy_to_the_host(kind, sampling):
+    """A host that waits for the drafts before the target may see them; whole rows that travel."""
+    if kind == "mtp":
+        pair = both(hybrid_path(), drafter="mtp")
+    else:
+        case = draft_case(kind)
+        pair = both(target_case(case.target, "kq").path, case.directory,
+                    draft_sink=0 if "qwen35" in kind else None)
+    driver, copies, found = pair.cuda.ops.driver, [], []
+    options = {"max_tokens": 9, "sampling": sampling, "seed": 3, "speculative": "on",
+               "ignore_eos": True}
+    runtime = pair.device.runtime
+    for event in pair.cuda.session().generate(PROMPT, **options):
+        if isinstance(event, RoundFinished):
+            copies.append((driver.n_copies_out, runtime.n_copied))
+            found.append(event.record)
+    small = 4 * outcome_words(defaults.LOGIT_ROWS)
+    assert len(found) > 2 and any(record.drafted for record in found)
+    for (before, after) in zip(copies, copies[1:]):
+        assert after[0] - before[0] == 1
+        assert after[1] - before[1] <= small + 8192  # both ways: ids, positions and spans go down
+    expected = pair.cpu.generate(PROMPT, **options)
+    assert [record.to_dict() for record in found] == expected.speculation["trace"]
+
+
 def test_memory_is_what_plan_says_and_all_of_it_comes_back():
     """Memory that plan does not know; arrays, graphs or page-locked memory that outlive the engine."""
     case = draft_case("v2-muse-full")
@@ -211,3 +241,17 @@ def test_scratch_that_is_too_small_is_seen_by_the_checking_build(monkeypatch):
     monkeypatch.setattr(ops, "workspace", halved)
     with pytest.raises(DeviceError, match="attention"):
         twins.attention(ops, 1)
+
+
+def test_rows_are_moved_on_the_device_and_only_as_they_are():
+    """A way through the host, which waits for everything; a copy into the gaps between rows."""
+    ops, device = emulated_ops()
+    source = ops.upload(np.arange(12, dtype=np.float32).reshape(3, 4))
+    to = ops.zeros((3, 4), np.float32)
+    before = ops.driver.n_copies_out
+    ops.move(to[1], source[2])
+    assert ops.driver.n_copies_out == before
+    assert ops.download(to).tolist() == [[0] * 4, [8, 9, 10, 11], [0] * 4]
+    for wrong in (source[:2], source.view(np.int32), source[:, :2]):
+        with pytest.raises(UsageError, match="move"):
+            ops.move(to if wrong.shape != (3, 2) else to[:, :2], wrong)

@@ -34,20 +34,21 @@ from cudflash.ops.cpu.runtime import (
     copy_in,
     download,
     empty,
+    move,
     set_threads,
     threads,
     upload,
     zeros,
 )
-from cudflash.ops.cpu.select import argmax, check_finite, top_k
+from cudflash.ops.cpu.select import accept_greedy, argmax, check_finite, top_k
 from cudflash.ops.cpu.selector import selector_lattice, selector_walk
 
 __all__ = [
-    "CHUNK", "add", "add_bias", "argmax", "attention", "attention_span", "capture", "check_finite",
-    "copy", "copy_in", "delta_gates", "delta_rule", "download", "dynamic_conv", "embed_rows",
-    "embedding_nbytes", "embedding_table", "empty", "gated_rms_norm", "geglu", "kv_cache",
-    "kv_write", "l2_norm", "matmul", "pack", "packed_nbytes", "quantize_rows", "quantized_rows",
-    "recurrent_copy", "recurrent_open", "rms_norm", "rope", "scale", "selector_lattice",
-    "selector_walk", "set_threads", "short_conv", "sigmoid_gate", "softcap", "swiglu", "threads",
-    "top_k", "upload", "zeros",
+    "CHUNK", "accept_greedy", "add", "add_bias", "argmax", "attention", "attention_span", "capture",
+    "check_finite", "copy", "copy_in", "delta_gates", "delta_rule", "download", "dynamic_conv",
+    "embed_rows", "embedding_nbytes", "embedding_table", "empty", "gated_rms_norm", "geglu",
+    "kv_cache", "kv_write", "l2_norm", "matmul", "move", "pack", "packed_nbytes", "quantize_rows",
+    "quantized_rows", "recurrent_copy", "recurrent_open", "rms_norm", "rope", "scale",
+    "selector_lattice", "selector_walk", "set_threads", "short_conv", "sigmoid_gate", "softcap",
+    "swiglu", "threads", "top_k", "upload", "zeros",
 ]

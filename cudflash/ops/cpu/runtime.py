@@ -108,6 +108,11 @@ def copy_in(buffer, array):
     buffer[...] = array
 
 
+def move(buffer, source):
+    """Copy between two contiguous arrays of one shape and dtype, outside of recorded passes."""
+    buffer[...] = source
+
+
 class _Op:
     """One kernel launch: entry point, argument block, and the arrays it keeps alive."""
 

@@ -1,4 +1,4 @@
-"""Choosing from logits: argmax, top-k, finiteness. The op-level functions.
+"""Choosing from logits: argmax, top-k, finiteness, greedy acceptance. The op-level functions.
 
 Ties go to the lowest id, on every backend. A NaN is never chosen; ``check_finite`` comes first and
 its flag is read before any decision.
@@ -29,6 +29,8 @@ def _kernel(name):
 _ARGMAX_SPANS, _ARGMAX_MERGE = _kernel("argmax_spans"), _kernel("argmax_merge")
 _TOP_K_SPANS, _TOP_K_MERGE = _kernel("top_k_spans"), _kernel("top_k_merge")
 _FINITE_START, _FINITE_CHECK = _kernel("finite_start"), _kernel("finite_check")
+_ACCEPT_GREEDY = _kernel("accept_greedy")
+MAX_DRAFTS = 31  # of one acceptance: a lane each, and one for the token after them
 
 
 def _spans(n, span=SPAN):
@@ -103,3 +105,38 @@ def check_finite(flag, x):
     submit(_FINITE_START, block, reads=[], writes=[flag])
     if x.size:
         submit(_FINITE_CHECK, block, reads=[extent(x)], writes=[flag])
+
+
+def accept_greedy(outcome, drafts, best, finite, stop_ids):
+    """Decide a drafted block by the target's own most likely tokens.
+
+    Parameters
+    ----------
+    outcome : ndarray of shape (5 + n,), int32
+        Overwritten: whether the rows are finite; if so drafts accepted, tokens decided, how it ended
+        (0 no drafts, 1 bonus, 2 corrected, 3 stopped) and the tokens, else zeros. The places after
+        the tokens are left alone.
+    drafts : ndarray of shape (n,), int32
+        At most 31.
+    best : ndarray of shape (n + 1,), int32
+        Row i follows the anchor and the first i drafts.
+    finite : ndarray of shape (1,), int32
+    stop_ids : ndarray of shape (S,), int32
+        Tokens after which nothing is decided; ids below 0 are none.
+
+    Notes
+    -----
+    The rule ``match`` of ``cudflash.spec.acceptance``.
+    """
+    op = "accept_greedy"
+    (n,) = drafts.shape
+    for name, array in (("outcome", outcome), ("drafts", drafts), ("best", best),
+                        ("finite", finite), ("stop_ids", stop_ids)):
+        check_rows(op, name, array, np.int32)
+    for name, array, length in (("outcome", outcome, 5 + n), ("best", best, n + 1),
+                                ("finite", finite, 1)):
+        check_shape(op, name, array, (length,))
+    if n > MAX_DRAFTS:
+        raise UsageError(f"{op}: {n} drafts, expected at most {MAX_DRAFTS}")
+    submit(_ACCEPT_GREEDY, [outcome, drafts, best, finite, stop_ids, n, len(stop_ids)],
+           reads=[drafts, best, finite, stop_ids], writes=[outcome], touched=0)

@@ -191,8 +191,46 @@ def build_finite_check():
     return finite_check
 
 
+def build_accept_greedy():
+    """``args`` is ``[outcome, drafts, best, finite, stop_ids, n_drafts, n_stop]``.
+
+    A few words that depend on one another: the first thread decides alone.
+    """
+
+    def accept_greedy(args, tid, n_threads):
+        outcome, drafts, best = S.peek_i64(args), S.peek_i64(args + 8), S.peek_i64(args + 16)
+        finite, stops = S.peek_i64(args + 24), S.peek_i64(args + 32)
+        n, n_stop = S.peek_i64(args + 40), S.peek_i64(args + 48)
+        if tid == 0 and S.peek_i32(finite) == 0:
+            for i in range(0, 16, 4):
+                S.poke_i32(outcome + i, np.int32(0))
+        if tid == 0 and S.peek_i32(finite) != 0:
+            accepted, tokens, end = n, n + 1, np.int64(1 if n > 0 else 0)
+            for i in range(n):
+                token = S.peek_i32(best + 4 * i)
+                stopped = False
+                for j in range(n_stop):
+                    if S.peek_i32(stops + 4 * j) == token:
+                        stopped = True
+                if token != S.peek_i32(drafts + 4 * i):
+                    accepted, tokens, end = i, i + 1, np.int64(2)
+                    break
+                if stopped:
+                    accepted, tokens, end = i + 1, i + 1, np.int64(3)
+                    break
+            for i in range(tokens):
+                S.poke_i32(outcome + 16 + 4 * i, S.peek_i32(best + 4 * i))
+            S.poke_i32(outcome, np.int32(1))
+            S.poke_i32(outcome + 4, np.int32(accepted))
+            S.poke_i32(outcome + 8, np.int32(tokens))
+            S.poke_i32(outcome + 12, np.int32(end))
+
+    return accept_greedy
+
+
 BUILDERS = {
     "argmax_spans": build_argmax_spans, "argmax_merge": build_argmax_merge,
     "top_k_spans": build_top_k_spans, "top_k_merge": build_top_k_merge,
     "finite_start": build_finite_start, "finite_check": build_finite_check,
+    "accept_greedy": build_accept_greedy,
 }

@@ -59,7 +59,8 @@ class CudaOps:
     recurrent_open, recurrent_copy = recurrent.recurrent_open, recurrent.recurrent_copy
     short_conv, delta_gates, delta_rule = (
         recurrent.short_conv, recurrent.delta_gates, recurrent.delta_rule)
-    argmax, top_k, check_finite = select.argmax, select.top_k, select.check_finite
+    argmax, top_k, check_finite, accept_greedy = (
+        select.argmax, select.top_k, select.check_finite, select.accept_greedy)
     selector_lattice, selector_walk = selector.selector_lattice, selector.selector_walk
 
     def __init__(self, driver, graphs=True, exact_memory=False):
@@ -107,6 +108,16 @@ class CudaOps:
             raise UsageError(f"an array with strides {buffer.strides} cannot be overwritten at once")
         if array.nbytes:
             self.driver.copy_in(buffer.address, array)
+
+    def move(self, buffer, source):
+        """Copy between two contiguous arrays of one shape and dtype, outside of recorded passes."""
+        if (buffer.shape, buffer.dtype) != (source.shape, source.dtype):
+            raise UsageError(f"move: found {source.dtype} of shape {source.shape}, expected "
+                             f"{buffer.dtype} of shape {buffer.shape}")
+        if not (buffer.flags.c_contiguous and source.flags.c_contiguous):
+            raise UsageError("move: an array with gaps cannot be moved at once")
+        if buffer.nbytes:
+            self.driver.copy_within(buffer.address, source.address, buffer.nbytes)
 
     def reserve(self, n_bytes):
         """Take memory for the arrays of ``n_bytes`` in all that come next, in one piece."""

@@ -1,7 +1,7 @@
-"""Choosing from logits: argmax, top-k, finiteness.
+"""Choosing from logits: argmax, top-k, finiteness, greedy acceptance.
 
-Ties go to the lowest id. Kernels: ``argmax.cu``, ``top_k.cu``, ``check_finite.cu``; each looks at
-spans of a row first and then at what the spans gave.
+Ties go to the lowest id. Kernels: ``argmax.cu``, ``top_k.cu``, ``check_finite.cu``, each of which
+looks at spans of a row first and then at what the spans gave; ``accept.cu``.
 """
 
 import numpy as np
@@ -13,6 +13,7 @@ from cudflash.ops.cuda.launch import Long
 SPAN = 8192  # columns of a block: SPAN in argmax.cu and check_finite.cu
 TOP_K_SPAN = 4096  # SPAN in top_k.cu
 MAX_TOP_K_SPANS = 1024  # MAX_SPANS in top_k.cu
+MAX_DRAFTS = 31  # of one acceptance: a lane each, and one for the token after them
 
 
 def argmax(self, out_ids, logits):
@@ -91,3 +92,30 @@ def check_finite(self, flag, x):
                    (x, Long(x.strides[0] // 4), parts, n))
     self.start("check_finite", (), "finite_merge", (1,), (256,),
                (flag, parts, m * spans if x.size else 0))
+
+
+def accept_greedy(self, outcome, drafts, best, finite, stop_ids):
+    """Decide a drafted block by the target's own most likely tokens; as ``ops.cpu.accept_greedy``.
+
+    Parameters
+    ----------
+    outcome : array of shape (5 + n,), int32
+    drafts : array of shape (n,), int32
+        At most 31.
+    best : array of shape (n + 1,), int32
+    finite : array of shape (1,), int32
+    stop_ids : array of shape (S,), int32
+        Ids below 0 are none.
+    """
+    op = "accept_greedy"
+    (n,) = drafts.shape
+    for name, array in (("outcome", outcome), ("drafts", drafts), ("best", best),
+                        ("finite", finite), ("stop_ids", stop_ids)):
+        check_rows(op, name, array, np.int32)
+    for name, array, length in (("outcome", outcome, 5 + n), ("best", best, n + 1),
+                                ("finite", finite, 1)):
+        check_shape(op, name, array, (length,))
+    if n > MAX_DRAFTS:
+        raise UsageError(f"{op}: {n} drafts, expected at most {MAX_DRAFTS}")
+    self.start("accept", (), "accept_greedy", (1,), (32,),
+               (outcome, drafts, best, finite, stop_ids, n, len(stop_ids)))
