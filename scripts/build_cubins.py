@@ -205,6 +205,8 @@ def main():
         for (_, arch, file, defines, _), result in zip(jobs, pool.map(_job, jobs)):
             where = f"{label(file, defines)}, sm_{arch}"
             faults = [result] if isinstance(result, str) else []
+            if options.record and not faults:
+                record.forget_others(file, defines, result)
             for kernel, usage in {} if faults else result.items():
                 most = max(most, usage["registers"])
                 if options.record:

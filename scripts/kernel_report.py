@@ -59,6 +59,13 @@ class Record:
                 is not None}
         self._kernels.setdefault(f"{label(file, defines)} | {kernel}", {})[arch] = kept
 
+    def forget_others(self, file, defines, kernels):
+        """Forget kernels that a build no longer has."""
+        prefix = f"{label(file, defines)} | "
+        for key in [k for k in self._kernels if k.startswith(prefix)]:
+            if key.removeprefix(prefix) not in kernels:
+                del self._kernels[key]
+
     def get(self, file, defines, kernel, arch):
         """What is remembered of one kernel, or None."""
         return self._kernels.get(f"{label(file, defines)} | {kernel}", {}).get(arch)
