@@ -9,33 +9,16 @@
 // Reads/writes: M K 4 read; M K (PLANES + 12 / 32) written.
 // Twin: ops.cpu.quantize_rows, layout q32 (docs/NUMERICS.md, 2).
 // Source: own contract; scales per 32 as in ggml's block_q8_0.
-#include "common/quantize.cuh"
+#include "common/quantize32.cuh"
 
 extern "C" __global__ void __launch_bounds__(128)
 quantize_q32(const float* __restrict__ x, i64 x_stride, Fragment* __restrict__ codes,
              float* __restrict__ d, int* __restrict__ start, float* __restrict__ sum, int m,
              int k) {
-  int span = blockIdx.x * 4 + (threadIdx.x >> 5), lane = threadIdx.x & 31;
-  int units = k / 32, token = blockIdx.y;
-  if (span * 8 >= units) return;                       // whole warps leave
-  int unit = span * 8 + (lane >> 2);
-  bool inside = unit < units;
+  int span = blockIdx.x * 4 + (threadIdx.x >> 5), lane = threadIdx.x & 31, token = blockIdx.y;
+  if (span * 256 >= k) return;                         // whole warps leave
+  int at = 256 * span + 8 * lane;
   float v[8];
-  load_eight(x + token * x_stride + 256 * span + 8 * lane, inside && token < m, v);
-  float scale, inverse;
-  scale_of(__int_as_float(largest_bits(lane_top(v), 4)), LIMIT, scale, inverse);
-  Codes c = quantize_eight(v, inverse);
-  int total = c.low + 256 * c.high;
-  total += __shfl_xor_sync(~0u, total, 1);
-  total += __shfl_xor_sync(~0u, total, 2);
-  if (!inside) return;
-  i64 at = static_cast<i64>(token / TOKENS) * units + unit;
-  token %= TOKENS;
-  store_codes(codes + at * TOKEN_TILES * 32, token, c);
-  if ((lane & 3) == 0) {
-    at = at * TOKENS + token;
-    d[at] = scale;
-    start[at] = -8 * total;
-    sum[at] = mul_rn(scale, from_int(total));
-  }
+  load_eight(x + token * x_stride + at, at < k && token < m, v);
+  quantize_span32(v, token, span, k / 32, codes, d, start, sum);
 }

@@ -15,6 +15,8 @@ Source: z-lab dflash 0.1.0 ``dflash/model.py``; llama.cpp 0c1e57098bba ``src/mod
 (409-562 convolution and selector, 567-856 both modes).
 """
 
+from cudflash.model import inputs as row_inputs
+
 
 class _Pass:
     """What both passes do with rows."""
@@ -24,15 +26,11 @@ class _Pass:
 
     def quantize(self, x, matrices):
         """Inputs of the matrices by layout: x itself, or x quantised once per layout."""
-        inputs = {}
-        for matrix in matrices:
-            if matrix.layout == "f32":
-                inputs["f32"] = x
-            elif matrix.layout not in inputs:
-                rows = self.work.quantized(matrix.k, matrix.layout, x.shape[0])
-                self.ops.quantize_rows(rows, x)
-                inputs[matrix.layout] = rows
-        return inputs
+        return row_inputs.quantized(self.ops, self.work, x, matrices)
+
+    def activated(self, gate, up, matrix):
+        """Inputs of the matrix from act(gate) * up; gate is overwritten."""
+        return row_inputs.activated(self.ops, self.work, gate, up, self.config.activation, matrix)
 
     def linear(self, out, inputs, matrix):
         """out = inputs @ matrix.T."""
@@ -139,9 +137,10 @@ class BlockPass(_Pass):
         n_q, n_kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
         q, a = work.view("q", n, n_q), work.view("a", n, n_q)
         k, v = work.view("k", n, n_kv), work.view("v", n, n_kv)
-        ops.rms_norm(self.h, self.x, layer.attn_norm, config.rms_eps)
-        h, kernels = self.prepare(layer.attn_conv_proj, layer.attn_conv_base)
-        inputs = self.quantize(h, [layer.attn_q, layer.attn_k, layer.attn_v])
+        inputs, kernels = self.prepare(
+            layer.attn_norm, layer.attn_conv_proj, layer.attn_conv_base,
+            [layer.attn_q, layer.attn_k, layer.attn_v],
+        )  # fmt: skip
         self.linear(q, inputs, layer.attn_q)
         self.linear(k, inputs, layer.attn_k)
         self.linear(v, inputs, layer.attn_v)
@@ -161,27 +160,34 @@ class BlockPass(_Pass):
 
     def feed_forward(self, layer):
         """x += finish(W_down (act(W_gate h) * (W_up h))), h = prepare(norm(x))."""
-        ops, config, n = self.ops, self.config, self.n_rows
+        config, n = self.config, self.n_rows
         gate = self.work.view("ffn_gate", n, config.ffn_dim)
         up = self.work.view("ffn_up", n, config.ffn_dim)
-        ops.rms_norm(self.h, self.x, layer.ffn_norm, config.rms_eps)
-        h, kernels = self.prepare(layer.ffn_conv_proj, layer.ffn_conv_base)
-        inputs = self.quantize(h, [layer.ffn_gate, layer.ffn_up])
+        inputs, kernels = self.prepare(
+            layer.ffn_norm, layer.ffn_conv_proj, layer.ffn_conv_base,
+            [layer.ffn_gate, layer.ffn_up],
+        )  # fmt: skip
         self.linear(gate, inputs, layer.ffn_gate)
         self.linear(up, inputs, layer.ffn_up)
-        (ops.swiglu if config.activation == "silu" else ops.geglu)(gate, gate, up)
-        self.linear(self.y, self.quantize(gate, [layer.ffn_down]), layer.ffn_down)
+        self.linear(self.y, self.activated(gate, up, layer.ffn_down), layer.ffn_down)
         self.finish(kernels, layer.ffn_conv_base)
 
-    def prepare(self, projection, base):
-        """Convolve a branch's input; both sides' kernels come from the unconvolved input."""
+    def prepare(self, norm, projection, base, matrices):
+        """(inputs of a branch's matrices, kernels of its convolution): of normed rows, convolved.
+
+        Both sides' kernels come from the unconvolved input; None where the draft has none.
+        """
+        ops, work, config = self.ops, self.work, self.config
         if projection is None:
-            return self.h, None
-        kernels = self.work.view("kernels", self.n_rows, projection.n)
+            return row_inputs.normed(
+                ops, work, self.h, self.x, norm, config.rms_eps, matrices
+            ), None
+        ops.rms_norm(self.h, self.x, norm, config.rms_eps)
+        kernels = work.view("kernels", self.n_rows, projection.n)
         self.linear(kernels, self.quantize(self.h, [projection]), projection)
-        out = self.work.view("convolved", self.n_rows, self.config.hidden_dim)
-        self.ops.dynamic_conv(out, self.h, kernels, base, 0, self.config.conv_group)
-        return out, kernels
+        out = work.view("convolved", self.n_rows, config.hidden_dim)
+        ops.dynamic_conv(out, self.h, kernels, base, 0, config.conv_group)
+        return self.quantize(out, matrices), kernels
 
     def finish(self, kernels, base):
         """x += y, convolved first where the draft does that."""

@@ -15,6 +15,8 @@ import math
 
 import numpy as np
 
+from cudflash.model import inputs as row_inputs
+
 ALL, LAST, NONE = "all", "last", "none"  # rows that leave the last layer
 
 
@@ -87,9 +89,8 @@ class Pass:
         ops, work, n, d = self.ops, self.work, self.n_rows, self.config.head_dim
         n_q, n_kv = config.n_heads * d, config.n_kv_heads * d
         k, v = work.view("k", n, n_kv), work.view("v", n, n_kv)
-        ops.rms_norm(self.h, self.x, layer.attn_norm, self.config.rms_eps)
         projections = (layer.attn_q, layer.attn_k, layer.attn_v, layer.attn_gate)
-        inputs = self.quantize(self.h, projections)
+        inputs = self.normed(self.h, self.x, layer.attn_norm, projections)
         self.linear(k, inputs, layer.attn_k, layer.attn_k_bias)
         self.linear(v, inputs, layer.attn_v, layer.attn_v_bias)
         k, v = (t.reshape(n, -1, d) for t in (k, v))  # (M, G, D)
@@ -105,11 +106,11 @@ class Pass:
             a[rows], q[rows], cache.k, cache.v, self.positions[rows],
             config.window or 0, self.config.attn_scale, self.config.attn_softcap or 0.0,
         )  # fmt: skip
-        if gate is not None:
-            flat = a[rows].reshape(-1, d)  # (rows * H, D)
-            ops.sigmoid_gate(flat, flat, gate[rows].reshape(-1, d))
         a = a.reshape(n, n_q)[rows]
-        inputs = self.quantize(a, (layer.attn_output,))
+        if gate is None:
+            inputs = self.quantize(a, (layer.attn_output,))
+        else:
+            inputs = row_inputs.gated(ops, work, a, gate[rows], layer.attn_output)
         self.linear(self.y[rows], inputs, layer.attn_output, layer.attn_output_bias)
         self.add_branch(layer.post_attention_norm, rows)
 
@@ -151,9 +152,8 @@ class Pass:
         u, c = (work.view(name, n, delta.conv_width) for name in ("conv_in", "conv_out"))
         z, o = (work.view(name, n, delta.v_width) for name in ("delta_gate", "delta_out"))
         decay, beta = (work.view(name, n, delta.n_v_heads) for name in ("decay", "beta"))
-        ops.rms_norm(self.h, self.x, layer.attn_norm, eps)
         projections = (layer.attn_qkv, layer.attn_gate, layer.ssm_alpha, layer.ssm_beta)
-        inputs = self.quantize(self.h, projections)
+        inputs = self.normed(self.h, self.x, layer.attn_norm, projections)
         for out, matrix in zip((u, z, decay, beta), projections, strict=True):
             self.linear(out, inputs, matrix)
         ops.delta_gates(decay, beta, decay, beta, layer.ssm_a, layer.ssm_dt)
@@ -177,16 +177,15 @@ class Pass:
 
     def feed_forward(self, config, layer, rows):
         """x[rows] += W_down (act(W_gate h) * (W_up h))."""
-        ops, n = self.ops, rows.stop - rows.start
+        n = rows.stop - rows.start
         gate = self.work.view("ffn_gate", n, config.ffn_dim)
         up = self.work.view("ffn_up", n, config.ffn_dim)
-        ops.rms_norm(self.h[rows], self.x[rows], layer.ffn_norm, self.config.rms_eps)
-        inputs = self.quantize(self.h[rows], (layer.ffn_gate, layer.ffn_up))
+        inputs = self.normed(
+            self.h[rows], self.x[rows], layer.ffn_norm, (layer.ffn_gate, layer.ffn_up)
+        )
         self.linear(gate, inputs, layer.ffn_gate)
         self.linear(up, inputs, layer.ffn_up)
-        activate = ops.swiglu if self.config.activation == "silu" else ops.geglu
-        activate(gate, gate, up)
-        self.linear(self.y[rows], self.quantize(gate, (layer.ffn_down,)), layer.ffn_down)
+        self.linear(self.y[rows], self.activated(gate, up, layer.ffn_down), layer.ffn_down)
         self.add_branch(layer.post_ffw_norm, rows)
 
     def head(self, rows, top=0):
@@ -201,8 +200,9 @@ class Pass:
         ops, work, config = self.ops, self.work, self.config
         n = rows.stop - rows.start
         logits = work.logits[:n]
-        ops.rms_norm(self.h[rows], self.x[rows], self.model.output_norm, config.rms_eps)
-        inputs = self.quantize(self.h[rows], (self.model.output,))
+        inputs = self.normed(
+            self.h[rows], self.x[rows], self.model.output_norm, (self.model.output,)
+        )
         self.linear(logits, inputs, self.model.output)
         if config.logit_scale != 1.0:
             ops.scale(logits, logits, config.logit_scale)
@@ -217,17 +217,17 @@ class Pass:
 
     def quantize(self, x, matrices):
         """Inputs of the matrices by layout: x itself, or x quantised once per layout."""
-        inputs = {}
-        for matrix in matrices:
-            if matrix is None or matrix.layout in inputs:
-                continue
-            if matrix.layout == "f32":
-                inputs["f32"] = x
-            else:
-                rows = self.work.quantized(matrix.k, matrix.layout, x.shape[0])
-                self.ops.quantize_rows(rows, x)
-                inputs[matrix.layout] = rows
-        return inputs
+        return row_inputs.quantized(self.ops, self.work, x, matrices)
+
+    def normed(self, h, x, weight, matrices):
+        """Inputs of the matrices from normed rows of x; h holds the rows only where one needs them."""
+        return row_inputs.normed(
+            self.ops, self.work, h, x, weight, self.config.rms_eps, matrices
+        )
+
+    def activated(self, gate, up, matrix):
+        """Inputs of the matrix from act(gate) * up; gate is overwritten."""
+        return row_inputs.activated(self.ops, self.work, gate, up, self.config.activation, matrix)
 
     def linear(self, out, inputs, matrix, bias=None):
         """out = inputs @ matrix.T [+ bias]."""

@@ -119,6 +119,27 @@ def selection(ops):
     return [ids, flags, best, values, lattice, *walked, out]
 
 
+def fused(ops, few=False):
+    """Products of rows that a norm or a gated unit has quantised by itself."""
+    made = []
+    cases = [("Q4_K", 9, 768, "int8x2"), ("Q8_0", 3, 288, "int8"), ("Q6_K", 17, 256, "int8"),
+             ("Q4_0", 1, 1120, "int8x2")]
+    for name, m, k, activations in cases[:2] if few else cases:
+        w = ops.pack(random_rows(name, 37, k), name, k)
+        xq, h = ops.quantized_rows(m, k, w.layout, activations), _poisoned(ops, (m, k))
+        x = ops.upload(normal((m, k), m) * np.exp(normal((m, k), 1)))
+        y, weight = ops.upload(normal((m, k), 2)), ops.upload(normal(k, 3))
+        spare = ops.zeros((m, k), np.float32)
+        for op, args in (("norm_quantize", (h, x, weight, 1e-6, True)),
+                         ("swiglu_quantize", (spare, x, y)), ("geglu_quantize", (spare, x, y)),
+                         ("sigmoid_gate_quantize", (spare, x, y))):
+            getattr(ops, op)(xq, *args)
+            made.append(_poisoned(ops, (m, 37)))
+            ops.matmul(made[-1], xq, w)
+        made.append(h)
+    return made
+
+
 def delta_norms(ops):
     """Norms of a delta net's heads, a warp and a block a row; in place, strided, gated."""
     made = []
@@ -183,6 +204,7 @@ def cases(few=False):
                lambda ops, a=(m, 64, kv_type, window): attention(ops, *a))
     yield "attention_span", span
     yield "selection", selection
+    yield "fused", fused
     yield "delta norms", delta_norms
     yield "delta state", lambda ops: delta_state(ops, d_k=16 if few else 128)
 

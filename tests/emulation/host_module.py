@@ -156,8 +156,13 @@ class HostModule:
             raise LaunchError(f"{name}: a block of {math.prod(block)} threads, {_MAX_BLOCK} allowed")
         run = getattr(self._library, f"launch_{name}")
         with _launching:
+            count = _counts is not None and self.mode == "check"
+            if count:
+                self._library.emulation_count(1)
             if run(_triple(grid), _triple(block), ctypes.c_size_t(shared_mem), table):
                 raise LaunchError(f"{name}: {self._message()}")
+            if count:
+                self._collect(name)
 
     def signature(self, name):
         """Kinds of a kernel's arguments: p pointer, i 32-bit and q 64-bit integer, f float."""
@@ -187,13 +192,8 @@ class HostModule:
             self._library.emulation_schedule(_SCHEDULES.index(schedule), seed)
             if self.mode == "check":
                 self._declare_buffers(args)
-            count = _counts is not None and self.mode == "check"
-            if count:
-                self._library.emulation_count(1)
             pointers = (ctypes.c_void_p * len(values))(*(v.ctypes.data for v in values))
             self._launch(name, grid, block, shared_mem, pointers)
-            if count:
-                self._collect(name)
 
         return call
 

@@ -7,7 +7,9 @@ not the shape's. What may cost more than it must is in a table, with the reason.
 import numpy as np
 import pytest
 
+from scripts.device import twins
 from tests.emulation import device_ops as device
+from tests.emulation.cuda import emulated_ops
 from tests.emulation.host_module import counting, to_device, unavailable
 from tests.emulation.test_op_twins import normal
 from tests.ops.test_draft_ops import Rows
@@ -26,7 +28,7 @@ DEARER = {
         (4.0, "codes go to fragment order; a token's words lie 16 or 32 bytes apart"),
     ("quantize_q256", "quantize.cuh", "global", "write", 4):
         (4.0, "codes go to fragment order; a token's words lie 16 or 32 bytes apart"),
-    ("quantize_q32", "quantize_q32.cu", "global", "write", 4):
+    ("quantize_q32", "quantize32.cuh", "global", "write", 4):
         (8.0, "scales lie token by token for the product's lanes; 12 bytes for each 32 values"),
     ("quantize_q32", "quantize.cuh", "global", "read", 16):
         (2.0, "two loads of 16 bytes share their sectors; the second is served from cache"),
@@ -63,6 +65,11 @@ DEARER = {
     ("attention_prefill", "attention_prefill.cu", "shared", "write", 4):
         (4.0, "once a block: 16 bytes a pair"),
 }
+for _kernel in ("norm_quantize", "swiglu_quantize"):
+    for _key in [key for key in DEARER if key[0] in ("quantize_q32", "quantize_q256")]:
+        DEARER[(_kernel, *_key[1:])] = DEARER[_key]
+DEARER["norm_quantize", "norm_quantize.cu", "global", "write", 16] = (
+    2.0, "two stores of 16 bytes share their sectors")
 for _kernel in ("span_chunks", "attention_prefill"):
     for _key in [key for key in DEARER if key[0] == "attention_chunks"]:
         DEARER[(_kernel, *_key[1:])] = DEARER[_key]
@@ -141,6 +148,36 @@ def test_other_kernels_read_and_write_whole_sectors():
         device.matmul_float(rows, normal((32, 1024)).view(np.uint8), "F32", 4, **CHECK)
         device.embed_rows(random_rows("Q8_0", 3, 256), "Q8_0", 256, np.array([2], np.int32), 1.0,
                           **CHECK)
+    check(counts)
+
+
+def test_kernels_of_a_delta_net_read_and_write_whole_sectors():
+    """A state, tape or window read with a stride."""
+    ops, _ = emulated_ops(mode="check")
+    with counting() as counts:
+        twins.delta_state(ops, d_k=32)
+        for d in (128, 512):
+            x, weight = ops.upload(normal((3, 4 * d)).reshape(3, 4, d)), ops.upload(normal(d, 1))
+            ops.l2_norm(x, x, 1e-6)
+            flat = x.reshape(12, d)
+            ops.gated_rms_norm(flat, flat, ops.upload(normal((12, d), 2)), weight, 1e-6)
+        gates = [ops.upload(normal((3, 64), seed)) for seed in (1, 2)]
+        ops.delta_gates(*gates, *gates, *(ops.upload(normal(64, seed)) for seed in (3, 4)))
+    check(counts)
+    assert {access.kernel for access in counts} == {
+        "recurrent_open", "short_conv", "delta_rule", "delta_gates", "l2_norm_short", "l2_norm_long",
+        "gated_rms_norm_short", "gated_rms_norm_long"}
+
+
+def test_fused_quantisation_costs_no_more_than_alone():
+    """A norm or a gate that reads its rows with gaps because lanes are those of the quantisation."""
+    ops, _ = emulated_ops(mode="check")
+    with counting() as counts:
+        for layout in ("q32", "q256"):
+            xq, h = ops.quantized_rows(8, 1024, layout, "int8x2"), ops.zeros((8, 1024), np.float32)
+            x, weight = ops.upload(normal((8, 1024))), ops.upload(normal(1024, 1))
+            ops.norm_quantize(xq, h, x, weight, 1e-6, True)
+            ops.swiglu_quantize(xq, h, x, x)
     check(counts)
 
 

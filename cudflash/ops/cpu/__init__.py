@@ -19,6 +19,12 @@ from cudflash.ops.cpu.elementwise import (
 )
 from cudflash.ops.cpu.embed import embed_rows, embedding_nbytes, embedding_table
 from cudflash.ops.cpu.formats import packed_nbytes
+from cudflash.ops.cpu.fused import (
+    geglu_quantize,
+    norm_quantize,
+    sigmoid_gate_quantize,
+    swiglu_quantize,
+)
 from cudflash.ops.cpu.norm import gated_rms_norm, l2_norm, rms_norm
 from cudflash.ops.cpu.packed import matmul, pack, quantize_rows, quantized_rows
 from cudflash.ops.cpu.recurrent import (
@@ -47,8 +53,9 @@ __all__ = [
     "CHUNK", "accept_greedy", "add", "add_bias", "argmax", "attention", "attention_span", "capture",
     "check_finite", "copy", "copy_in", "delta_gates", "delta_rule", "download", "dynamic_conv",
     "embed_rows", "embedding_nbytes", "embedding_table", "empty", "gated_rms_norm", "geglu",
-    "kv_cache", "kv_write", "l2_norm", "matmul", "move", "pack", "packed_nbytes", "quantize_rows",
-    "quantized_rows", "recurrent_copy", "recurrent_open", "rms_norm", "rope", "scale",
-    "selector_lattice", "selector_walk", "set_threads", "short_conv", "sigmoid_gate", "softcap",
-    "swiglu", "threads", "top_k", "upload", "zeros",
+    "geglu_quantize", "kv_cache", "kv_write", "l2_norm", "matmul", "move", "norm_quantize", "pack",
+    "packed_nbytes", "quantize_rows", "quantized_rows", "recurrent_copy", "recurrent_open",
+    "rms_norm", "rope", "scale", "selector_lattice", "selector_walk", "set_threads", "short_conv",
+    "sigmoid_gate", "sigmoid_gate_quantize", "softcap", "swiglu", "swiglu_quantize", "threads",
+    "top_k", "upload", "zeros",
 ]

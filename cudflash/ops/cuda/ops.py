@@ -15,6 +15,7 @@ from cudflash.ops.cuda import (
     elementwise,
     embed,
     formats,
+    fused,
     norm,
     packed,
     recurrent,
@@ -54,6 +55,8 @@ class CudaOps:
     packed_nbytes = staticmethod(formats.packed_nbytes)
     pack, quantized_rows, quantize_rows, matmul = (
         packed.pack, packed.quantized_rows, packed.quantize_rows, packed.matmul)
+    norm_quantize, swiglu_quantize = fused.norm_quantize, fused.swiglu_quantize
+    geglu_quantize, sigmoid_gate_quantize = fused.geglu_quantize, fused.sigmoid_gate_quantize
     rms_norm, l2_norm, gated_rms_norm = norm.rms_norm, norm.l2_norm, norm.gated_rms_norm
     rope = rotary.rope
     recurrent_open, recurrent_copy = recurrent.recurrent_open, recurrent.recurrent_copy

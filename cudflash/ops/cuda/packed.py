@@ -145,6 +145,12 @@ class QuantizedRows:
         """Tiles of 8 rows that go through a product together."""
         return token_tiles(self.m)
 
+    @property
+    def padded(self):
+        """Rows of whole groups of ``token_tiles``: those past ``m`` are zeros."""
+        tokens = 8 * self.token_tiles
+        return -(-self.m // tokens) * tokens
+
     def rows(self, m):
         """The same scratch, taken as ``m`` rows."""
         if not 1 <= m <= self.max_rows:
@@ -164,7 +170,8 @@ def quantized_rows(self, max_rows, k, layout, activations):
     return QuantizedRows(self, max_rows, k, layout, activations)
 
 
-def _check_aligned(op, x):
+def check_aligned(op, x):
+    """Raise unless every row of ``x`` can be read by 16 bytes."""
     if x.address % 16 or x.strides[0] % 16:
         raise UsageError(
             f"{op}: rows at address {x.address:#x}, {x.strides[0]} bytes apart, are not aligned to "
@@ -183,11 +190,9 @@ def quantize_rows(self, xq, x):
     if x.shape != (xq.m, xq.k) or x.dtype != np.float32:
         raise UsageError(f"{x.dtype} rows of shape {x.shape} do not fit scratch of "
                          f"({xq.m}, {xq.k})")
-    _check_aligned("quantize_rows", x)
-    tokens = 8 * xq.token_tiles
-    padded = -(-xq.m // tokens) * tokens
+    check_aligned("quantize_rows", x)
     self.start(f"quantize_{xq.layout}", (f"PLANES={xq.planes}", f"TOKEN_TILES={xq.token_tiles}"),
-               f"quantize_{xq.layout}", (-(-xq.k // 1024), padded), (128,),
+               f"quantize_{xq.layout}", (-(-xq.k // 1024), xq.padded), (128,),
                (x, Long(x.strides[0] // 4), *xq.arrays, xq.m, xq.k))
 
 
@@ -211,7 +216,7 @@ def matmul(self, out, x, w):
             f"layout {w.layout} does not give an output of ({m}, {n})")
     out_stride = Long(out.strides[0] // 4)
     if not quantized:
-        _check_aligned("matmul", x)
+        check_aligned("matmul", x)
         tokens = next((t for t in (1, 2, 4, 8) if m <= t), 16)
         _check_groups(m, tokens)
         self.start("matmul_float", _float_defines(w.type, tokens, k), "matmul_float",
