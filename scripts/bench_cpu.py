@@ -275,7 +275,6 @@ def parse(argv):
     add("--cudflash", type=Path, default=Path(sys.executable).with_name("cudflash"))
     add("--no-peer", action="store_true", help="measure cudflash alone")
     add("--first-token-only", action="store_true", help="measure the two command lines only")
-    add("--first-token-only", action="store_true", help="measure the two command lines only")
     add("--no-long-context", action="store_true", help="skip decode after the long context")
     args = parser.parse_args(argv)
     if args.repeats < 1 or args.threads < 1:

@@ -222,60 +222,6 @@ def drafted_peer(record):
     """The same pair drafting in both programs, of a ``compare_llama_cpp.py`` record."""
     options, rows = record["options"], record["rows"]
     lines = [
-        [row["draft"], row["prompt"], row["program"], str(row["tokens"]),
-         f"{row['accepted']} of {row['drafted']}", f"{row['tokens_per_pass']:.2f}",
-         f"{row['tps']:.1f}", f"{row['same_characters']} of {row['characters']}"]
-        for row in rows
-    ]  # fmt: skip
-    header = ["draft", "prompt", "program", "tokens", "accepted of drafted", "tokens per pass",
-              "tokens/s", "same text"]  # fmt: skip
-    own = [row["tps"] for row in rows if row["program"] == "cudflash"]
-    other = [row["tps"] for row in rows if row["program"] != "cudflash"]
-    ratio = Spread.of(a / b for a, b in zip(own, other)) if other else None
-    end = (
-        f"Drafted speed, cudflash to llama.cpp: {ratio.text(2)} over {len(other)} prompts."
-        if ratio else "Absent: llama.cpp."
-    )
-    return (
-        f"{_facts(record)} Verify length {options['verify_length']}, {options['threads']} threads, "
-        f"{options['tokens']} tokens, median of {options['repeats']}.\n\n"
-        f"{report.table(header, lines)}\n\n{end}"
-    )
-
-
-def rollback(record):
-    """Ops of the gated delta net and ways to keep a part of a block (``bench_rollback.py``)."""
-    parts = [f"{_facts(record)} Threads: {record['threads']}."]
-    for name, figures in record["shapes"].items():
-        times = {tuple(key.split("/")): us for key, us in figures["ops_us"].items()}
-        rows = list(dict.fromkeys(m for _, m in times))
-        lines = []
-        for op in dict.fromkeys(op for op, _ in times):
-            line = [op]
-            for m in rows:
-                share = Spread.of(100 * t / p for t, p in zip(times[op, m], times["products", m]))
-                line += [Spread.of(times[op, m]).text(0), share.text(1)]
-            lines.append(line)
-        header = ["op", *(f"{m} rows, {unit}" for m in rows for unit in ("us", "% of products"))]
-        parts += [f"#### Layer of the {name} shape", report.table(header, lines)]
-        rounds = {tuple(key.split("/")): us for key, us in figures["rounds_us"].items()}
-        block = max(rounds, key=lambda key: int(key[1]))[1]  # rows of a round
-        plain = rounds["plain", block]
-        whole = [sum(part) for part in zip(*(us for (_, m), us in times.items() if m == block))]
-        lines = [
-            [way, kept, Spread.of(us).text(0),
-             Spread.of(100 * (t - p) / w for t, p, w in zip(us, plain, whole)).text(1)]
-            for (way, kept), us in rounds.items()
-        ]  # fmt: skip
-        header = ["state", f"kept of {block}", "us per layer", "over plain, % of a round"]
-        parts.append(report.table(header, lines))
-    return "\n\n".join(parts)
-
-
-def drafted_peer(record):
-    """The same pair drafting in both programs, of a ``compare_llama_cpp.py`` record."""
-    options, rows = record["options"], record["rows"]
-    lines = [
         [row["draft"], row["prompt"], row["program"], row["tokens"],
          f"{row['accepted']} of {row['drafted']}", f"{row['tokens_per_pass']:.2f}",
          f"{row['tps']:.1f}", f"{row['same_characters']} of {row['characters']}"]
