@@ -222,7 +222,7 @@ def drafted_peer(record):
     """The same pair drafting in both programs, of a ``compare_llama_cpp.py`` record."""
     options, rows = record["options"], record["rows"]
     lines = [
-        [row["draft"], row["prompt"], row["program"], row["tokens"],
+        [row["draft"], row["prompt"], row["program"], str(row["tokens"]),
          f"{row['accepted']} of {row['drafted']}", f"{row['tokens_per_pass']:.2f}",
          f"{row['tps']:.1f}", f"{row['same_characters']} of {row['characters']}"]
         for row in rows
