@@ -7,9 +7,9 @@
 A block begins with ``<!-- table VIEW RECORD -->`` and ends with ``<!-- end -->``. Views: ``cpu``
 (``bench_cpu.py``), ``cpu-brief`` (its ratios), ``spec`` (``bench_spec.py``), ``bench`` (the main
 tables of a ``cudflash bench`` record), ``bench-brief`` (speed-up and acceptance length by set),
-``bench-positions``, ``bench-verify``, ``peer`` (``bench_peer.py``), ``monitor``
-(``bench_monitor.py``), ``rollback`` (``bench_rollback.py``), ``drafted-peer``
-(``compare_llama_cpp.py``). A record is the JSON line that a
+``bench-positions``, ``bench-verify``, ``bench-depth`` (what each number of drafted tokens brings and
+costs), ``peer`` (``bench_peer.py``), ``monitor`` (``bench_monitor.py``), ``rollback``
+(``bench_rollback.py``), ``drafted-peer`` (``compare_llama_cpp.py``). A record is the JSON line that a
 script prints last, or the file of ``bench --record``; ``--take`` cuts the line out of an output.
 """
 
@@ -20,6 +20,7 @@ import sys
 from pathlib import Path
 
 from cudflash.bench import report
+from cudflash.bench.depth import depth_notes
 from cudflash.bench.record import validate_record
 from cudflash.bench.statistics import Spread
 from cudflash.errors import CudflashError
@@ -150,6 +151,30 @@ def bench_positions(record):
     return report.position_tables(validate_record(record))
 
 
+def bench_depth(record):
+    """Head, one row per set, drafter and number of drafted tokens, and where each begins to lose."""
+    validate_record(record)
+    lanes = {lane["name"]: lane for group in record["groups"] for lane in group["lanes"]}
+    lines, rows = [], [r for r in report.rows(record) if r["lane"] in lanes]
+    for row in rows:
+        lane = lanes[row["lane"]]
+        if lane["verify_length"] is None:
+            continue
+        lines.append([
+            row["set"], lane["drafter"], str(lane["verify_length"]),
+            report.number(row["acceptance length"]), report.percent(row["acceptance rate"]),
+            report.number(row["draft ms"]), report.number(row["verify ms"]),
+            report.number(row["t/s"], 1), report.speedup_text(row),
+        ])  # fmt: skip
+    header = ["set", "drafter", "k", "tokens per forward", "accepted", "draft, ms a round",
+              "verify, ms a round", "tokens/s", "to plain"]  # fmt: skip
+    found = "\n".join(f"- {note}" for note in depth_notes(record, rows))
+    others = record["others_share"]
+    if others is not None:
+        found += f"\n\nEverything else used {100 * others:.1f} % of the machine meanwhile."
+    return f"{report.head(record)}\n\n{report.table(header, lines)}\n\n{found}"
+
+
 def bench_verify(record):
     """Verify cost of a ``cudflash bench`` record."""
     return report.verify_tables(validate_record(record))
@@ -245,8 +270,8 @@ def drafted_peer(record):
 
 VIEWS = {
     "cpu": cpu, "cpu-brief": cpu_brief, "spec": spec, "bench": bench, "bench-brief": bench_brief,
-    "bench-positions": bench_positions, "bench-verify": bench_verify, "peer": peer,
-    "monitor": monitor, "rollback": rollback, "drafted-peer": drafted_peer,
+    "bench-depth": bench_depth, "bench-positions": bench_positions, "bench-verify": bench_verify,
+    "peer": peer, "monitor": monitor, "rollback": rollback, "drafted-peer": drafted_peer,
 }  # fmt: skip
 
 

@@ -5,7 +5,10 @@ import json
 import pytest
 
 from scripts.speed_tables import BLOCK, DOCUMENTS, ROOT, VIEWS, BlockError, fill, take
-from tests.helpers.bench_records import simple_record
+from tests.helpers.bench_records import record, run, simple_record
+
+PLAIN = {"name": "plain", "drafter": "plain", "verify_length": None, "accept": None,
+         "scripted": False, "mode": None}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -20,7 +23,10 @@ def document(view, record="r.json", body="old\n"):
     return f"before\n<!-- table {view} {record} -->\n{body}<!-- end -->\nafter\n"
 
 
-@pytest.mark.parametrize("view", ["bench", "bench-brief", "bench-positions", "bench-verify"])
+VIEWS_OF_BENCH = ("bench", "bench-brief", "bench-depth", "bench-positions", "bench-verify")
+
+
+@pytest.mark.parametrize("view", VIEWS_OF_BENCH)
 def test_block_is_replaced_and_stays(tmp_path, view):
     """Old rows that stay beside the new ones, or a second run that changes the first's result."""
     (tmp_path / "r.json").write_text(json.dumps(simple_record()))
@@ -29,6 +35,20 @@ def test_block_is_replaced_and_stays(tmp_path, view):
     assert fill(once, tmp_path) == once
     if view == "bench-brief":
         assert "| prose | 2.00 (2.00–2.00); 2.50 |" in once
+
+
+def test_depth_table_has_a_row_per_drafted_number(tmp_path):
+    """A curve in which another lane's figures stand at a k, or without the k where it loses."""
+    lanes = [{"name": f"mtp k{k}", "drafter": "mtp", "verify_length": k, "accept": "match",
+              "scripted": False, "mode": "on"} for k in (1, 2, 3)]  # fmt: skip
+    runs = [run(prompt=p) for p in range(2)]
+    for lane, ms, blocks in zip(lanes, (50.0, 40.0, 80.0), ([1, 0], [2, 0, 1], [3, 1])):
+        runs += [run(lane["name"], p, ms=ms, blocks=blocks) for p in range(2)]
+    text = VIEWS["bench-depth"](record(runs, [PLAIN, *lanes]))
+    rows = [line for line in text.splitlines() if line.startswith("| prose | mtp |")]
+    assert [row.split(" | ")[2] for row in rows] == ["1", "2", "3"]
+    assert "| 3 | 3.00 | 66.7 % |" in rows[2]
+    assert "mtp is fastest at k = 2" in text and "from k = 3 on it loses" in text
 
 
 def test_peer_table_tells_who_is_absent(tmp_path):

@@ -6,12 +6,16 @@ import torch
 
 from scripts.train_pair import hybrid_model, model, sample
 
+FLOAT32 = ("ssm_alpha", "ssm_beta", "ssm_conv")
+
 
 class Writer(sample.Writer):
     """As ``sample.Writer``; a layer's cache is keys and values, or history and delta state."""
 
     def __init__(self, params, shape, taps):
         super().__init__(params, shape, taps)
+        for layer, w in enumerate(self.layers):  # what the recurrence is steered by stays float32
+            w |= {k: params[f"layers.{layer}.{k}"] for k in w if k in FLOAT32}
         self.rope = hybrid_model.rope(shape)
 
     def caches(self, n, length):

@@ -25,7 +25,10 @@ NETWORKS = {"glimmer": model, "hybrid": hybrid_model}
 RATES = {"matrix": 0.02, "embedding": 0.05, "head": 0.006, "vector": 0.006}
 DECAY = 0.05
 FLAT = 0.35  # share of the training before the rates fall
-LENGTHS = ((512, 9, 0.94), (1536, 3, 0.06))  # tokens, sequences, share of the steps
+LENGTHS = {  # tokens, sequences, share of the steps
+    "glimmer": ((512, 9, 0.94), (1536, 3, 0.06)),
+    "hybrid": ((512, 5, 1.0),),  # a short training: more steps
+}
 RECORD_SHARE, RECORD_PART = 0.25, 0.5  # of the windows carry records, in this part of them
 REPEAT_SHARE, REPEAT_UNTIL = 0.15, 0.5  # early windows with a pasted repeat, to teach copying
 EVERY_S = 90.0  # between checkpoints
@@ -39,13 +42,15 @@ class Windows:
     ----------
     work : Path
     seed : int
+    lengths : tuple
+        One of ``LENGTHS``.
     """
 
-    def __init__(self, work, seed):
+    def __init__(self, work, seed, lengths=LENGTHS["glimmer"]):
         arrays = np.load(work / "tokens.npz")
         self.text = np.concatenate([arrays[f"train_{kind}"] for kind in corpus.KINDS])
         self.records = arrays["train_records"]
-        self.rng = np.random.default_rng(seed)
+        self.rng, self.lengths = np.random.default_rng(seed), lengths
 
     def natural(self, n):
         """A window of the corpus."""
@@ -67,9 +72,9 @@ class Windows:
         return ids
 
     def batch(self, progress):
-        """Token ids (B, S + 1) of one of ``LENGTHS``."""
-        shares = [share for _, _, share in LENGTHS]
-        n, rows, _ = LENGTHS[self.rng.choice(len(LENGTHS), p=shares)]
+        """Token ids (B, S + 1) of one of the lengths."""
+        shares = [share for _, _, share in self.lengths]
+        n, rows, _ = self.lengths[self.rng.choice(len(self.lengths), p=shares)]
         return torch.from_numpy(np.stack([self.draw(n + 1, progress) for _ in range(rows)]))
 
 
@@ -133,7 +138,7 @@ def main():
                 p.copy_(saved["params"][name])
         optimizer.load_state_dict(saved["optimizer"])
         step, used, tokens, wall = (saved[k] for k in ("step", "used", "tokens", "wall"))
-    windows = Windows(work, SEED + step)
+    windows = Windows(work, SEED + step, LENGTHS[args.family])
     loss_of = network.TargetLoss(params, shape)
     evaluate = Evaluation(work)
     clock, last, recent, saves, done = optim.CpuClock(used), time.monotonic(), [], 0, False
