@@ -5,7 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from scripts.train_pair import corpus, export, measure, prompts, shapes, tokenizer
+import cudflash
+from scripts.train_pair import corpus, export, hybrid_export, measure, prompts, shapes, tokenizer
 
 WORDS = [f"w{i}" for i in range(50)]
 
@@ -120,3 +121,56 @@ def test_single_words_are_whole_lower_case_words_after_a_blank():
     words = ["the", "The", "x", "self", "__", "\u00e9a"]
     tokens = ["a", "ing", *("\u0120" + word for word in words)]
     assert tokenizer.single_words(tokens) == ["the", "self"]
+
+
+def hybrid_weights(shape):
+    """Random weights by the trainer's names, and those of the MTP block."""
+    rng, c, e, q = np.random.default_rng(3), shape.hidden_dim, shape.delta_dim, shape.q_dim
+    both = {"attn_norm": (c,), "post_attention_norm": (c,), "ffn_gate": (shape.ffn_dim, c),
+            "ffn_up": (shape.ffn_dim, c), "ffn_down": (c, shape.ffn_dim)}  # fmt: skip
+    attention = both | {
+        "attn_q": (2 * q, c), "attn_k": (shape.kv_dim, c), "attn_v": (shape.kv_dim, c),
+        "attn_output": (c, q), "attn_q_norm": (shape.head_dim,), "attn_k_norm": (shape.head_dim,),
+    }  # fmt: skip
+    heads = shape.n_delta_v_heads
+    delta = both | {
+        "attn_qkv": (shape.conv_width, c), "attn_gate": (heads * e, c), "ssm_out": (c, heads * e),
+        "ssm_alpha": (heads, c), "ssm_beta": (heads, c), "ssm_norm": (e,), "ssm_dt": (heads,),
+        "ssm_conv": (shape.conv_width, shape.conv_taps), "log_a": (heads,),
+    }  # fmt: skip
+    mtp = attention | {"eh_proj": (c, 2 * c), "enorm": (c,), "hnorm": (c,), "shared_head_norm": (c,)}
+    sizes = {"embedding": (shape.vocab_size, c), "head": (shape.vocab_size, c), "output_norm": (c,)}
+    for layer in range(shape.n_layers):
+        kinds = attention if shape.is_full(layer) else delta
+        sizes |= {f"layers.{layer}.{name}": size for name, size in kinds.items()}
+    return tuple(
+        {k: rng.normal(0, 0.1, v).astype(np.float32) for k, v in some.items()}
+        for some in (sizes, mtp)
+    )
+
+
+@pytest.mark.parametrize("with_mtp", [False, True])
+def test_exported_hybrid_is_what_the_independent_forward_expects(tmp_path, with_mtp):
+    """Names, shapes, or a block count that a reader refuses; a decay with the wrong sign."""
+    from tests.reference.hybrid import HybridReference
+
+    shape = shapes.HybridShape(n_layers=2, interval=2, ffn_dim=64, vocab_size=300)
+    weights, mtp = hybrid_weights(shape)
+    path = tmp_path / "hybrid.gguf"
+    tokens = [f"t{i}" for i in range(shape.vocab_size)]
+    hybrid_export.write_target(
+        path, weights, shape, tokens, ["t 1"], "f32", mtp if with_mtp else None
+    )
+    ids = [5, 7, 250, 7, 9, 11]
+    with cudflash.load(path, device="cpu", threads=1, n_ctx=64) as engine:
+        expected = HybridReference(path).forward(ids).logits
+        np.testing.assert_allclose(engine.logits(ids), expected, atol=2e-3 * expected.std())
+    if with_mtp:
+        with cudflash.load(path, drafter="mtp", device="cpu", threads=1, n_ctx=64) as engine:
+            assert engine.mtp_k == 3
+
+
+def test_taps_of_the_hybrid_are_of_both_kinds_of_layer():
+    """A draft that reads recurrent layers only, or no one."""
+    kinds = {shapes.HYBRID.is_full(tap) for tap in shapes.HYBRID_DFLASH2.taps}
+    assert kinds == {False, True} and max(shapes.HYBRID_DFLASH2.taps) < shapes.HYBRID.n_layers

@@ -42,7 +42,7 @@ pair.
 
 As for the embedded pair (`cudflash/demo_pair/MODEL_CARD.md`): documentation and standard library of
 Python 3.11 under the PSF License Version 2, text and summary of changes in
-`cudflash/demo_pair/NOTICE-PSF.txt`, and tables made up by the trainer; the same files are held out.
+[NOTICE-PSF.txt](NOTICE-PSF.txt), and tables made up by the trainer; the same files are held out.
 The weights are under this project's licence (Apache-2.0).
 
 ## Training
@@ -107,6 +107,15 @@ def last_lines(work):
     return found
 
 
+def digests():
+    """SHA-256 of the files by name; written beside them as the tests read them."""
+    names = (hybrid_export.FILE, hybrid_export.DRAFT_FILE)
+    found = {name: hashlib.sha256((OUT / name).read_bytes()).hexdigest() for name in names}
+    lines = [f"{digest}  {name}\n" for name, digest in found.items()]
+    (OUT / "SHA256SUMS").write_text("".join(lines), encoding="utf-8")
+    return found
+
+
 def count(path):
     """Parameters in a GGUF file."""
     from gguf import GGUFReader
@@ -117,10 +126,8 @@ def count(path):
 def card(work, table, n_prompts):
     """The README's text."""
     shape, draft = shapes.HYBRID, shapes.HYBRID_DFLASH2
-    files = []
-    for name in (hybrid_export.FILE, hybrid_export.DRAFT_FILE):
-        data = (OUT / name).read_bytes()
-        files.append(f"| {name} | {len(data):,} | {hashlib.sha256(data).hexdigest()} |")
+    files = [f"| {name} | {(OUT / name).stat().st_size:,} | {digest} |"
+             for name, digest in digests().items()]  # fmt: skip
     logs = last_lines(work)
     target = logs["target"]
     about = {
