@@ -78,27 +78,37 @@ class Group:
         self._sessions, self._drafters = {}, {}
 
     def session(self, lane):
-        """The conversation of plain or of drafted answers; of each lane of an MTP block.
+        """The conversation of plain or of drafted answers; of each lane with a drafter of its own.
 
         Kept over the prompts, so that passes are recorded once and a common beginning (the filler)
         is evaluated once; an answer has the bits of a fresh conversation.
         """
-        key = lane.name if lane.drafter in (PLAIN, MTP) else None
+        key = lane.name if lane.drafter == PLAIN or self._owns(lane) else None
         if key not in self._sessions:
             self._sessions[key] = self.engine.session()
         return self._sessions[key]
 
-    def mtp_drafter(self, lane):
-        """The drafter of the target's own MTP block; it belongs to the lane's conversation."""
-        if lane.name not in self._drafters:
-            self._drafters[lane.name] = self.engine.mtp_drafter(lane.verify_length)
-        return self._drafters[lane.name]
+    @staticmethod
+    def _owns(lane):
+        """Whether the lane's drafter is not the engine's: it belongs to the lane's conversation."""
+        held = lane.verify_length is not None and covering(lane.verify_length) != lane.verify_length
+        return lane.drafter == MTP or held and not lane.scripted
 
-    def held_drafter(self, lane, drafter=None):
-        """A drafter held to the lane's k; the draft's, made for one answer, if none is given."""
-        if drafter is None:
-            drafter = self.engine.draft.drafter(self.engine.config.vocab_size).drafter
-        return AtMost(drafter, lane.verify_length)
+    def drafter(self, lane):
+        """The lane's own drafter, kept as its conversation is; None for the engine's.
+
+        That of the target's MTP block, or the draft's, held to a number of tokens that no block has.
+        """
+        if not self._owns(lane):
+            return None
+        if lane.name not in self._drafters:
+            if lane.drafter == MTP:
+                made = self.engine.mtp_drafter(lane.verify_length)
+            else:
+                made = self.engine.draft.drafter(self.engine.config.vocab_size).drafter
+                made = AtMost(made, lane.verify_length)
+            self._drafters[lane.name] = made
+        return self._drafters[lane.name]
 
     def to_dict(self):
         """Everything in effect, for the record."""
@@ -201,18 +211,15 @@ class Bench:
         settings = self.settings
         options = {"speculative": "off"}
         if lane.drafter != PLAIN:
+            length = lane.verify_length
             options = {
-                "speculative": lane.mode, "verify_length": lane.verify_length,
-                "accept": lane.accept,
+                "speculative": lane.mode, "verify_length": covering(length), "accept": lane.accept,
             }  # fmt: skip
             if lane.scripted:
-                options["drafter"] = make_scripted(lane.drafter, plain)
-            elif lane.drafter == MTP:
-                options["drafter"] = group.mtp_drafter(lane)
-            if covering(lane.verify_length) != lane.verify_length:
-                options["verify_length"] = covering(lane.verify_length)
-                if lane.drafter != MTP:
-                    options["drafter"] = group.held_drafter(lane, options.get("drafter"))
+                made = make_scripted(lane.drafter, plain)
+                options["drafter"] = made if covering(length) == length else AtMost(made, length)
+            elif (own := group.drafter(lane)) is not None:
+                options["drafter"] = own
         return group.session(lane).generate(
             list(ids), max_tokens=n_tokens or settings.n_tokens, sampling=settings.sampling,
             seed=settings.seed, ignore_eos=ignore_eos, **options,

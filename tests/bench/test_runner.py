@@ -14,6 +14,7 @@ from cudflash.sampling import SamplingConfig
 from cudflash.spec.proposals import POINT_MASS, Proposal
 from cudflash.spec.verify_length import covering
 from tests.helpers.engines import engine
+from tests.helpers.speculation import draft_engine
 
 ORACLE, KEEP, WRONG = (Lane(n, 3, "match", True, "on") for n in ("oracle", "keep-2", "wrong"))
 
@@ -238,3 +239,21 @@ def test_mtp_lane_keeps_its_drafter_and_its_conversation(monkeypatch):
     proposed = {run["lane"]: len(run["counts"]["proposed_at"]) for run in bench.runs if run["counts"]}
     assert proposed == {"mtp k2": 2, "mtp k5": 5}
     assert len({id(group.session(lane)) for lane in group.lanes}) == 3
+
+
+def test_draft_held_to_a_number_keeps_its_drafter_and_its_conversation():
+    """Passes recorded anew in every answer of the lanes that no verify length fits, and timed."""
+    one = draft_engine("v2-muse-full")
+    bench = Bench(Settings(n_tokens=9, repetitions=2, stops=("forced",)), items())
+    lanes = [Lane("dflash2", k, "match", False, "on") for k in (2, 3, 5)]
+    group = Group(one, "dflash2", lanes)
+    bench.run(group)
+    assert not bench.differences
+    kept = [group.drafter(lane) for lane in lanes]
+    assert kept[1] is None and kept == [group.drafter(lane) for lane in lanes]
+    sessions = [group.session(lane) for lane in group.lanes]
+    assert len({id(session) for session in sessions}) == 4
+    proposed = {run["lane"]: len(run["counts"]["proposed_at"]) for run in bench.runs if run["counts"]}
+    assert proposed == {"dflash2 k2": 2, "dflash2 k3": 3, "dflash2 k5": 5}
+    # nothing was recorded again: each drafter has seen every prompt in its own conversation
+    assert all(drafter.length >= len(items()[0].ids) for drafter in (kept[0], kept[2]))
