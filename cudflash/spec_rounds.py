@@ -282,7 +282,7 @@ class SpecRounds(Rounds):
         self._kept.append(token)
         room = self._can_keep
         if len(self._kept) == room:  # the older half; the newer one is sure to follow
-            half, left = room // 2, room - room // 2
+            half, left = room - room // 2, room // 2
             older, self._kept = self._kept[:half], self._kept[half:]
             self._drafter.observe(older, self._runner.kept_taps(half), left)
             self._drafter.commit(half)

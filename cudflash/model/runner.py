@@ -114,9 +114,8 @@ class Runner:
         return self._tap_buffers[len(self._taps)][first : first + n_rows]
 
     def drop_kept(self, n_rows, left):
-        """Move the ``left`` rows after the first ``n_rows`` kept ones to their places."""
-        later = self._ops.download(self.kept_taps(n_rows + left)[n_rows:])
-        self._ops.copy_in(self.kept_taps(left), later)
+        """Move the ``left`` rows after the first ``n_rows`` kept ones, no fewer, to their places."""
+        self._ops.move(self.kept_taps(left), self.kept_taps(n_rows + left)[n_rows:])
 
     # -- passes ---------------------------------------------------------------------------------
 

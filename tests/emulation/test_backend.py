@@ -176,6 +176,25 @@ def test_drafted_round_makes_one_small_copy_to_the_host(kind, sampling):
     assert [record.to_dict() for record in found] == expected.speculation["trace"]
 
 
+def test_pause_of_a_closed_gate_makes_one_small_copy_a_round():
+    """Rows kept for the draft that travel to the host and back, at every token of a pause."""
+    case = draft_case("v1-muse-swa")
+    pair = both(target_case(case.target, "kq").path, case.directory, rows=64)
+    options = {"max_tokens": 70, "sampling": GREEDY, "speculative": "auto", "ignore_eos": True,
+               "verify_length": 3}
+    driver, copies, found = pair.cuda.ops.driver, [], []
+    for engine in (pair.cuda, pair.cpu):  # times would decide otherwise
+        engine.__dict__["round_costs"] = None
+    for event in pair.cuda.session().generate(PROMPT, **options):
+        if isinstance(event, RoundFinished):
+            copies.append(driver.n_copies_out)
+            found.append(event.record)
+    paused = [i for i, record in enumerate(found) if record.skipped == "gate"]
+    assert paused, "the gate stayed open: nothing was tested"
+    assert [copies[i] - copies[i - 1] for i in paused[1:]] == [1] * (len(paused) - 1)
+    assert [r.to_dict() for r in found] == pair.cpu.generate(PROMPT, **options).speculation["trace"]
+
+
 def test_memory_is_what_plan_says_and_all_of_it_comes_back():
     """Memory that plan does not know; arrays, graphs or page-locked memory that outlive the engine."""
     case = draft_case("v2-muse-full")
