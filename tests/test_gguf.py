@@ -408,3 +408,36 @@ def test_large_vocabulary_opens_without_decoding_a_string(tmp_path, monkeypatch)
     assert not tokens.is_decoded and len(calls) < 200
     assert seconds < 1.0, f"{seconds:.3f} s for 750,000 entries; about 0.1 s expected"
     assert (tokens[0], tokens[n - 1], tokens.is_decoded) == ("token 0", f"token {n - 1}", True)
+
+
+STRINGS = {
+    "ordinary": [f"token {i}" for i in range(3000)],
+    "more than a window": [f"{i:0200d}" for i in range(12_000)],
+    "around one byte of length": ["x" * (i % 3 + 254) for i in range(2000)] + ["y" * 70_000, "z"],
+    "long ones between": [("x" * 300 if i % 500 == 7 else f"t{i}") for i in range(4000)],
+    "empty ones": [("" if i % 3 else f"t{i}") for i in range(3000)] + [""] * 20,
+    "zeros in the text": ["a\0\0\0\0\0\0\0b" if i % 700 == 9 else f"t{i}" for i in range(3000)],
+    "nothing but zeros": ["\0" * (i % 20) for i in range(1500)],
+    "none": [],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", STRINGS)
+def test_strings_of_every_shape_are_found(tmp_path, kind):
+    """Catches a text taken for a length, where many strings are looked for at once."""
+    b = w.tiny_model("llama", 1)
+    b.add_array("k.strings", w.STRING, STRINGS[kind]).add("k.after", w.U32, 77)
+    g = open_gguf(b.write(tmp_path / "m.gguf"))
+    assert list(g.metadata["k.strings"]) == STRINGS[kind] and g.metadata["k.after"] == 77
+
+
+@pytest.mark.parametrize("at", [0, 1, 2999, 5999])
+@pytest.mark.parametrize("length", [1 << 63, (1 << 64) - 1, 1 << 40, 1 << 26])
+def test_a_wrong_length_in_a_long_array_names_the_string(tmp_path, at, length):
+    """Catches a jump outside the file from the middle of strings that are looked for at once."""
+    entries = [w.string(f"token {i}") for i in range(6000)]
+    entries[at] = struct.pack("<Q", length) + b"token"
+    b = w.tiny_model("llama", 1)
+    b.keys.append(("k.bad", w.ARRAY, struct.pack("<IQ", w.STRING, 6000) + b"".join(entries)))
+    with pytest.raises(FormatError, match=f"string {at} of 6000 of metadata key 'k.bad' claims"):
+        open_gguf(b.write(tmp_path / "m.gguf"))

@@ -1,6 +1,6 @@
 """A target's weights on a backend: packed matrices, norms, RoPE tables.
 
-Owns the way from bound tensors to device buffers, one tensor at a time: each is packed straight
+Owns the way from bound tensors to device buffers, a few tensors at a time: each is packed straight
 from the memory map and its pages are given back to the system soon after, so that loading never
 holds the file and the packed copy together. Must not know the order of the forward pass.
 """
@@ -81,7 +81,7 @@ def load_target(ops, target, n_ctx, allocator, progress=None):
         Positions the RoPE tables cover.
     allocator : Allocator
     progress : callable, optional
-        Called with (bytes read, bytes of all tensors) after each tensor.
+        Called with (bytes read, bytes of all tensors) after each few tensors.
 
     Returns
     -------
@@ -104,8 +104,9 @@ def load_target(ops, target, n_ctx, allocator, progress=None):
 
 def load_layer(packer, layer, rope_table):
     """Pack one ``loader.bind.LayerWeights``."""
+    matrices = packer.matrices([getattr(layer, name) for name in MATRICES])
     return DeviceLayer(
-        **{name: packer.matrix(getattr(layer, name)) for name in MATRICES},
+        **dict(zip(MATRICES, matrices, strict=True)),
         **{name: packer.vector(getattr(layer, name)) for name in VECTORS},
         rope_table=rope_table,
     )
@@ -136,7 +137,7 @@ def weight_bytes(weights):
 
 
 class Packer:
-    """Packs and uploads tensors one at a time, and tells how far it is."""
+    """Packs and uploads tensors, and tells how far it is."""
 
     def __init__(self, ops, allocator, total, progress):
         self._ops, self._allocator = ops, allocator
@@ -145,18 +146,43 @@ class Packer:
 
     def matrix(self, ref):
         """Packed matrix of a projection, None for None."""
-        if ref is None:
-            return None
-        packed = self._ops.pack(ref.raw, ref.type, ref.shape[1])
-        self._pages.release(ref.raw)
-        self._done += ref.raw.nbytes
-        if self._progress is not None:
-            self._progress(self._done, self._total)
-        return self._allocator.count("weights", packed)
+        return self.matrices([ref])[0]
+
+    def matrices(self, refs):
+        """Packed matrices of projections, None for None.
+
+        Starting all threads for each would take as long as packing a small one, so they are packed
+        together as far as ``MappedPages.PORTION`` allows.
+        """
+        packed = [None] * len(refs)
+        for places in _portions(refs):
+            items = [(refs[i].raw, refs[i].type, refs[i].shape[1]) for i in places]
+            for i, matrix in zip(places, self._ops.pack_all(items), strict=True):
+                packed[i] = self._allocator.count("weights", matrix)
+                self._pages.release(refs[i].raw)
+                self._done += refs[i].raw.nbytes
+            if self._progress is not None:
+                self._progress(self._done, self._total)
+        return packed
 
     def vector(self, array):
         """Uploaded norm or bias, None for None."""
         return None if array is None else self._allocator.upload("norms", array)
+
+
+def _portions(refs):
+    """Yield lists of places of projections that are packed together."""
+    places, n_bytes = [], 0
+    for i, ref in enumerate(refs):
+        if ref is None:
+            continue
+        if places and n_bytes + ref.raw.nbytes > MappedPages.PORTION:
+            yield places
+            places, n_bytes = [], 0
+        places.append(i)
+        n_bytes += ref.raw.nbytes
+    if places:
+        yield places
 
 
 class _RopeTables:

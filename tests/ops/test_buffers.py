@@ -1,6 +1,7 @@
 """Buffers that share huge-page chunks are as separate as any others."""
 
 import gc
+import os
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -62,3 +63,21 @@ def test_a_system_without_huge_pages_gives_ordinary_memory(monkeypatch, refused)
     buffer = ops.empty((100_000,), np.uint8)
     buffer.fill(7)
     assert (buffer == 7).all()
+
+
+def resident():
+    """Bytes of memory that the process really holds."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs Linux's page counts")
+def test_zero_filled_buffers_take_no_memory_before_they_are_used():
+    """Catches caches that are cleared, page by page, where an answer touches a few of their rows."""
+    used = [np.ones(1 << 20, np.uint8) for _ in range(64)]
+    del used  # memory that the C library would have to clear
+    before = resident()
+    buffers = [ops.zeros((1 << 20,), np.uint8) for _ in range(64)]
+    assert resident() - before < 8 << 20
+    assert not any(b.any() for b in buffers)
+    assert all(b.ctypes.data % 64 == 0 and b.flags.writeable for b in buffers)

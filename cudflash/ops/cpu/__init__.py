@@ -26,7 +26,7 @@ from cudflash.ops.cpu.fused import (
     swiglu_quantize,
 )
 from cudflash.ops.cpu.norm import gated_rms_norm, l2_norm, rms_norm
-from cudflash.ops.cpu.packed import matmul, pack, quantize_rows, quantized_rows
+from cudflash.ops.cpu.packed import matmul, pack, pack_all, quantize_rows, quantized_rows
 from cudflash.ops.cpu.recurrent import (
     delta_gates,
     delta_rule,
@@ -54,8 +54,8 @@ __all__ = [
     "check_finite", "copy", "copy_in", "delta_gates", "delta_rule", "download", "dynamic_conv",
     "embed_rows", "embedding_nbytes", "embedding_table", "empty", "gated_rms_norm", "geglu",
     "geglu_quantize", "kv_cache", "kv_write", "l2_norm", "matmul", "move", "norm_quantize", "pack",
-    "packed_nbytes", "quantize_rows", "quantized_rows", "recurrent_copy", "recurrent_open",
-    "rms_norm", "rope", "scale", "selector_lattice", "selector_walk", "set_threads", "short_conv",
-    "sigmoid_gate", "sigmoid_gate_quantize", "softcap", "swiglu", "swiglu_quantize", "threads",
-    "top_k", "upload", "zeros",
+    "pack_all", "packed_nbytes", "quantize_rows", "quantized_rows", "recurrent_copy",
+    "recurrent_open", "rms_norm", "rope", "scale", "selector_lattice", "selector_walk",
+    "set_threads", "short_conv", "sigmoid_gate", "sigmoid_gate_quantize", "softcap", "swiglu",
+    "swiglu_quantize", "threads", "top_k", "upload", "zeros",
 ]

@@ -84,10 +84,14 @@ def _host():
 
 
 def _best_isa():
-    found = _host()
-    if found.has("avx512f", "avx512bw", "avx512vl", "avx512vnni"):
-        return "avx512vnni"
-    return "avx2" if found.has("avx2") else "generic"
+    if "isa" not in _state:
+        found, best = _host(), "generic"
+        if found.has("avx512f", "avx512bw", "avx512vl", "avx512vnni"):
+            best = "avx512vnni"
+        elif found.has("avx2"):
+            best = "avx2"
+        _state["isa"] = best
+    return _state["isa"]
 
 
 def _fingerprint():

@@ -5,7 +5,7 @@ import numpy as np
 from cudflash.errors import UsageError
 from cudflash.ops.cpu import jit
 from cudflash.ops.cpu.formats import FORMATS, n_slices, packed_nbytes
-from cudflash.ops.cpu.runtime import empty, submit
+from cudflash.ops.cpu.runtime import capture, empty, submit
 
 ACTIVATIONS = ("int8", "int8x2")
 # Rows of the largest register tile; scratch is padded so that a tile may read past the last row.
@@ -67,6 +67,23 @@ def pack(raw, type_, k):
     submit(_pack_kernel(name), [raw, data, n, raw.shape[1], k // fmt.block],
            reads=[raw], writes=[data])
     return PackedMatrix(name, n, k, data)
+
+
+def pack_all(items):
+    """:func:`pack` for several matrices, in one start of the threads.
+
+    Parameters
+    ----------
+    items : iterable of (raw, type_, k)
+
+    Returns
+    -------
+    list of PackedMatrix
+    """
+    with capture() as graph:
+        packed = [pack(*item) for item in items]
+    graph.launch()
+    return packed
 
 
 def _pack_kernel(name):

@@ -9,7 +9,7 @@ def check_rows(op, name, array, dtype=np.float32):
     """Raise unless ``array`` has the dtype and every row ``array[r]`` is contiguous."""
     if array.dtype != dtype:
         raise UsageError(f"{op}: {name} is {array.dtype}, expected {np.dtype(dtype)}")
-    if len(array) and not array[0].flags.c_contiguous:
+    if not array.flags.c_contiguous and len(array) and not array[0].flags.c_contiguous:
         raise UsageError(f"{op}: the rows of {name} of shape {array.shape} are not contiguous")
 
 

@@ -12,6 +12,7 @@ import os
 import struct
 import threading
 import weakref
+from array import array as numbers
 
 import numpy as np
 
@@ -22,6 +23,7 @@ _NATIVE = ctypes.CFUNCTYPE(
     ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p,
     ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 
+_BYTE = ctypes.c_char
 _ALIGNMENT = 64
 _HUGE_PAGE = 2 << 20
 _CHUNK_BYTES = 16 << 20
@@ -52,7 +54,7 @@ def empty(shape, dtype):
 
 def zeros(shape, dtype):
     """Zero-filled, 64-byte aligned, C-contiguous array; its pages are taken when first touched."""
-    return _aligned(np.zeros, shape, dtype)
+    return _aligned(_untouched, shape, dtype)
 
 
 def _uninitialised(n_bytes, dtype):
@@ -71,8 +73,19 @@ def _uninitialised(n_bytes, dtype):
     return chunk[used:used + n_bytes]
 
 
+def _untouched(n_bytes, dtype):
+    """Zero bytes, from the system where the C library would clear memory that was used before."""
+    if not _CHUNKED[0] <= n_bytes < _CHUNKED[1] or os.name != "posix":
+        return np.zeros(n_bytes, dtype)
+    return np.frombuffer(_pages(n_bytes), dtype)
+
+
+def _pages(n_bytes):
+    return mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
 def _new_chunk():
-    memory = mmap.mmap(-1, _CHUNK_BYTES + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = _pages(_CHUNK_BYTES + _HUGE_PAGE)
     try:
         memory.madvise(mmap.MADV_HUGEPAGE)
     except OSError:  # a kernel without them; small pages do as well, only slower
@@ -114,7 +127,7 @@ def move(buffer, source):
 
 
 class _Op:
-    """One kernel launch: entry point, argument block, and the arrays it keeps alive."""
+    """One kernel launch: entry point, address of its argument block, what it keeps alive."""
 
     __slots__ = ("kernel", "args", "reads", "writes", "keep", "serial")
 
@@ -130,8 +143,10 @@ def _span(array, known):
     """Address range that an array occupies (C-contiguous arrays only)."""
     span = known.get(id(array))
     if span is None:
-        # ``array.ctypes.data`` is the same, several times slower
-        start = array.__array_interface__["data"][0]
+        try:  # NumPy's own ways to an address take eight times as long
+            start = ctypes.addressof(_BYTE.from_buffer(array))
+        except (TypeError, ValueError):  # read-only, or empty
+            start = array.__array_interface__["data"][0]
         span = known[id(array)] = start, start + array.nbytes
     return span
 
@@ -165,10 +180,10 @@ def submit(kernel, values, *, reads, writes, keep=(), touched=None):
         ``writes`` (a few rows of a cache, say).
     """
     spans = {}  # most arrays are named twice
-    words = [_word(value, spans) for value in values]
-    block = np.array(words, np.int64)
-    op = _Op(kernel, block, [_span(a, spans) for a in reads], [_span(a, spans) for a in writes],
-             (block, values, keep), touched)
+    words = [value if type(value) is int else _word(value, spans) for value in values]
+    block = numbers("q", words)
+    op = _Op(kernel, block.buffer_info()[0], [_span(a, spans) for a in reads],
+             [_span(a, spans) for a in writes], (block, values, keep), touched)
     graph = _open_graph()
     if graph is None:
         Graph([op]).launch()
@@ -200,16 +215,16 @@ class Graph:
     def _build(self):
         if self._program is not None:
             return
-        program = np.zeros((len(self._ops), 4), np.int64)
+        program = numbers("q")
         # Work since the last barrier: shared by all threads, or done by thread 0 alone.
         shared, alone = _Pending(), _Pending()
-        for i, op in enumerate(self._ops):
+        for op in self._ops:
             barrier = shared.conflicts(op) or (not op.serial and alone.conflicts(op))
             if barrier:
                 shared, alone = _Pending(), _Pending()
             (alone if op.serial else shared).add(op)
-            program[i] = op.kernel.address, op.args.ctypes.data, barrier, op.serial
-        self._program = program
+            program.extend((op.kernel.address, op.args, barrier, op.serial))
+        self._program = np.array(program, np.int64).reshape(-1, 4)
 
     def launch(self):
         """Run all recorded kernels in order; returns when the last one has finished."""
@@ -236,7 +251,11 @@ class _Pending:
 
 
 def _overlap(spans, others):
-    return any(a < d and c < b for a, b in spans for c, d in others)
+    for a, b in spans:
+        for c, d in others:
+            if a < d and c < b:
+                return True
+    return False
 
 
 class _Capture:

@@ -53,8 +53,8 @@ class CudaOps:
     embedding_table, embed_rows = embed.embedding_table, embed.embed_rows
     embedding_nbytes = staticmethod(formats.embedding_nbytes)
     packed_nbytes = staticmethod(formats.packed_nbytes)
-    pack, quantized_rows, quantize_rows, matmul = (
-        packed.pack, packed.quantized_rows, packed.quantize_rows, packed.matmul)
+    pack, pack_all, quantized_rows = packed.pack, packed.pack_all, packed.quantized_rows
+    quantize_rows, matmul = packed.quantize_rows, packed.matmul
     norm_quantize, swiglu_quantize = fused.norm_quantize, fused.swiglu_quantize
     geglu_quantize, sigmoid_gate_quantize = fused.geglu_quantize, fused.sigmoid_gate_quantize
     rms_norm, l2_norm, gated_rms_norm = norm.rms_norm, norm.l2_norm, norm.gated_rms_norm

@@ -91,6 +91,11 @@ def pack(self, raw, type_, k):
     return matrix
 
 
+def pack_all(self, items):
+    """:func:`pack` for several matrices, as (raw, type_, k)."""
+    return [self.pack(*item) for item in items]
+
+
 def _float_defines(name, tokens, k):
     return f"FORMAT={name}", f"TOKENS={tokens}", f"SLICES={n_slices(k)}"
 
