@@ -1,6 +1,6 @@
 """A plain answer starts without the modules it does not use."""
 
-import json
+import ast
 import os
 import subprocess
 import sys
@@ -14,26 +14,26 @@ HEAVY = [
     "cudflash.loader.draft_bind", "cudflash.loader.safetensors_dir", "cudflash.receipt",
     "cudflash.spec.drafters", "cudflash.spec.economy", "cudflash.spec.gate", "cudflash.spec.round",
     "cudflash.spec_rounds", "cudflash.tui", "cudflash.bench", "cudflash.ops.cuda.ops", "decimal",
-    "hashlib", "importlib.metadata", "importlib.resources", "jinja2", "llvmlite", "matplotlib",
-    "numba", "rich", "safetensors", "statistics", "tempfile",
+    "hashlib", "importlib.metadata", "importlib.resources", "jinja2", "json", "llvmlite",
+    "matplotlib", "numba", "rich", "safetensors", "statistics", "tempfile",
 ]  # fmt: skip
 
 _CHILD = """
-import json, sys
+import sys
 from cudflash.cli import main
 code = main()
-print("\\n" + json.dumps([code or 0, sorted(sys.modules)]))
+print("\\n", [code or 0, sorted(sys.modules)])
 """
 
 _ALONE = """
-import gc, json, os
+import gc, os
 from cudflash.cli import main, process
 collections = lambda: sum(generation["collections"] for generation in gc.get_stats())
 process.begin()
 before = collections()
 code = main()
 threads = len(os.listdir("/proc/self/task"))
-print("\\n" + json.dumps([code or 0, threads, collections() - before]))
+print("\\n", [code or 0, threads, collections() - before])
 """
 
 
@@ -48,7 +48,7 @@ def plain_answer(child):
     env = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
     subprocess.run(command, check=True, capture_output=True, env=env)
     out = subprocess.run(command, check=True, capture_output=True, text=True, env=env).stdout
-    return json.loads(out.splitlines()[-1])
+    return ast.literal_eval(out.splitlines()[-1].strip())
 
 
 def test_a_plain_answer_imports_only_what_it_uses():

@@ -1,6 +1,7 @@
 """``cudflash chat``: a conversation, line by line."""
 
 import click
+import numpy  # noqa: F401  (first: from deeper inside other imports it takes a fifth longer)
 
 from cudflash.cli.common import (
     Command,

@@ -1,6 +1,7 @@
 """``cudflash generate``: one answer to stdout."""
 
 import click
+import numpy  # noqa: F401  (first: from deeper inside other imports it takes a fifth longer)
 
 from cudflash.cli.common import (
     Command,

@@ -5,7 +5,6 @@ Invariant: stdout receives only bytes that a command hands to ``answer`` or ``js
 coloured and no line is rewritten unless the stream is a terminal.
 """
 
-import json
 import math
 import os
 import sys
@@ -159,6 +158,8 @@ class Output:
 
     def json(self, value):
         """Write one object on one line: ASCII only, so no reader can take it for two."""
+        import json
+
         self.line(json.dumps(plain(value), allow_nan=False))
         self._json_written = True
 

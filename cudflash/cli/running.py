@@ -4,7 +4,6 @@ Owns what the user is told on the way and how Ctrl-C ends an answer. Must not kn
 runs. Invariant: an answer's text reaches stdout token by token, and a Ctrl-C loses none of it.
 """
 
-import json
 import signal
 import threading
 from contextlib import contextmanager, nullcontext
@@ -98,6 +97,8 @@ def take_template(params):
     extra = {} if think is None else {"enable_thinking": think}
     if text is None:
         return extra
+    import json
+
     try:
         given = json.loads(text)
     except (ValueError, RecursionError) as err:

@@ -286,3 +286,16 @@ def test_every_instruction_set_gives_the_same_bits(path):
     done = subprocess.run([sys.executable, "-c", _DIGESTS], cwd=root, env=env, check=True,
                           capture_output=True, text=True)
     assert done.stdout.strip() == isa_digest()
+
+
+def test_matrices_packed_together_are_those_packed_alone():
+    """Catches a matrix that is packed into its neighbour's place, or before its buffer is there."""
+    items = [(random_rows(name, n, 512, n), name, 512)
+             for name, n in (("Q4_1", 7), ("Q6_K", 64), ("F32", 3), ("Q4_1", 130), ("Q8_0", 1))]
+    together = ops.pack_all(items)
+    assert len(together) == len(items)
+    for matrix, item in zip(together, items):
+        alone = ops.pack(*item)
+        assert (matrix.type, matrix.n, matrix.k) == (alone.type, alone.n, alone.k)
+        np.testing.assert_array_equal(matrix.data, alone.data)
+    assert ops.pack_all([]) == []

@@ -13,6 +13,7 @@ import mmap
 import os
 import platform
 import struct
+from functools import cache
 
 # What compiled kernels may call; anything else would need a runtime that is not loaded.
 ALLOWED_SYMBOLS = {"memset", "memcpy", "memmove", "usleep", "syscall", "fmaf", "rintf", "sqrtf"}
@@ -154,6 +155,7 @@ def _function(libc, name):
         raise _Unsupported from None
 
 
+@cache
 def _libc():
     """The C library of the process."""
     if os.name != "posix" or platform.machine() != "x86_64":
