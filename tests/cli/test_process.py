@@ -59,7 +59,7 @@ def test_garbage_is_collected_as_usual_once_the_model_is_loaded():
         "import gc\n"
         "start = gc.get_threshold()[0]\n"
         "process.loaded()\n"
-        "print(start > 100 * gc.get_threshold()[0], gc.get_threshold(), gc.get_freeze_count() > 0)\n"
+        "print(start > 20 * gc.get_threshold()[0], gc.get_threshold(), gc.get_freeze_count() > 0)\n"
         "process.loaded()\n"
         "print(gc.get_threshold())"
     )
