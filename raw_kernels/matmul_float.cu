@@ -69,7 +69,10 @@ __device__ __forceinline__ void add_step(uint4 w, const float* const (&x)[TOKENS
   }
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+// ptxas: without a stated minimum of blocks (0) it keeps to 128 registers, and 8 tokens spill.
+#define MIN_BLOCKS (TOKENS == 8)
+
+extern "C" __global__ void __launch_bounds__(256, MIN_BLOCKS)
 matmul_float(float* __restrict__ out, i64 out_stride, const uint4* __restrict__ tiles,
              const float* __restrict__ x, i64 x_stride, int m, int n, int k) {
   __shared__ float part[SLICES][32][TOKENS + 1];

@@ -27,7 +27,7 @@ def shipped():
     plain += [("retile", (f"FORMAT={f}", f"TILE_ROWS={rows}"))
               for formats, rows in ((FORMATS_32, 32), (FORMATS_256, 16)) for f in formats]
     plain += [("matmul_float", (f"FORMAT={f}", f"TOKENS={tokens}", "SLICES=8"))
-              for f, tokens in product(FLOATS, (1, 4, 16))]
+              for f, tokens in product(FLOATS, (1, 2, 4, 8, 16))]
     plain += [(name, (f"LAYOUT={layout}", f"PLANES={planes}", f"TOKEN_TILES={tiles}"))
               for name, layout, planes, tiles in product(("norm_quantize", "glu_quantize"), (32, 256),
                                                          (1, 2), (1, 2, 4))]

@@ -140,6 +140,11 @@ class Model:
         """Pretend that ``position`` rows are committed: zeros are as long to read as others."""
         self.runner.cache.length = self.runner.cache._frontier = position
         self.runner.tokens = [0] * position
+        state = self.runner.cache.recurrent
+        if state is not None:
+            control = state._empty_control(2)
+            control[-2] = position  # of the first slot
+            self.ops.copy_in(state._control, control)
         self.drafter.context.length = position
         self.drafter.context._oldest = max(0, position - self.draft.config.window)
 

@@ -5,13 +5,15 @@ the device: 17 GB take no time on the host, and every byte has an address of its
 model says is nonsense; what it costs is not.
 """
 
+from dataclasses import fields
+
 import numpy as np
 
-from cudflash.loader.config import LayerConfig, RopeConfig, TargetConfig
+from cudflash.loader.config import DeltaConfig, LayerConfig, RopeConfig, TargetConfig
 from cudflash.loader.draft_config import DraftConfig, DraftLayerConfig
 from cudflash.model.draft_weights import DeviceDraftLayer, DraftModel
 from cudflash.model.rope import rope_table
-from cudflash.model.weights import MATRICES, DeviceLayer, TargetModel
+from cudflash.model.weights import DeviceLayer, TargetModel
 from cudflash.ops.cuda.embed import EmbeddingTable
 from cudflash.ops.cuda.formats import FORMATS, packed_nbytes
 from cudflash.ops.cuda.packed import PackedMatrix
@@ -55,6 +57,11 @@ class Maker:
         self._repeat(raw.reshape(-1), seed)
         return EmbeddingTable(name, n, k, raw)
 
+    def floats(self, n, k):
+        """Packed (n, k) matrix of float32."""
+        rows = np.random.default_rng([n, k]).standard_normal((n, k)) / np.sqrt(k)
+        return self.ops.pack(rows.astype(np.float32).view(np.uint8), "F32", k)
+
     def ones(self, n):
         """Norm weights."""
         return self.ops.upload(np.ones(n, np.float32))
@@ -80,6 +87,8 @@ def target_config(shape, n_ctx):
     layers = tuple(
         LayerConfig(shape.n_heads, shape.n_kv_heads, shape.ffn,
                     None if index % 4 == 3 else shape.window, rope)
+        if index % 4 == 3 or shape.delta is None else
+        LayerConfig(0, 0, shape.ffn, None, None, delta_config(shape))
         for index in range(shape.n_layers)
     )
     return TargetConfig(
@@ -87,38 +96,66 @@ def target_config(shape, n_ctx):
         head_dim=shape.head_dim, vocab_size=shape.vocab, context_length=n_ctx, rms_eps=1e-6,
         post_norm_eps=1e-6, layers=layers, embedding_scale=1.0, embedding_norm=False,
         attn_scale=shape.head_dim**-0.5, attn_softcap=None, activation="silu",
-        attn_gate=shape.gated, qk_norm=True, post_norms=False, logit_scale=1.0,
-        final_softcap=None, tied_output=False)
+        attn_gate=shape.gated, fused_q_gate=shape.delta is not None, qk_norm=True,
+        post_norms=False, logit_scale=1.0, final_softcap=None, tied_output=False)
+
+
+def delta_config(shape):
+    """What the layers without attention are."""
+    n_k, n_v, dim, taps = shape.delta
+    return DeltaConfig(n_k, n_v, dim, dim, taps)
 
 
 def target_model(maker, shape, n_ctx):
     """TargetModel of a shape."""
     config = target_config(shape, n_ctx)
-    attention, gate, down, head = shape.types
-    q, kv = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
-    sizes = {
-        "attn_q": (attention, q, shape.hidden), "attn_k": (attention, kv, shape.hidden),
-        "attn_v": (down, kv, shape.hidden), "attn_output": (attention, shape.hidden, q),
-        "attn_gate": (attention, q, shape.hidden), "ffn_gate": (gate, shape.ffn, shape.hidden),
-        "ffn_up": (gate, shape.ffn, shape.hidden), "ffn_down": (down, shape.hidden, shape.ffn),
-    }
-    if not shape.gated:
-        sizes.pop("attn_gate")
-    table = maker.ops.upload(rope_table(config.layers[0].rope, n_ctx))
-    absent = dict.fromkeys(("attn_q_bias", "attn_k_bias", "attn_v_bias", "attn_output_bias",
-                            "post_attention_norm", "post_ffw_norm", "ssm_conv", "ssm_dt", "ssm_a",
-                            "ssm_norm"))
+    rope = next(layer.rope for layer in config.layers if layer.delta is None)
+    table = maker.ops.upload(rope_table(rope, n_ctx))
     layers = tuple(
-        DeviceLayer(
-            **{name: maker.matrix(*sizes[name]) if name in sizes else None for name in MATRICES},
-            **absent, attn_norm=maker.ones(shape.hidden), ffn_norm=maker.ones(shape.hidden),
-            attn_q_norm=maker.ones(shape.head_dim), attn_k_norm=maker.ones(shape.head_dim),
-            rope_table=table)
-        for _ in range(shape.n_layers)
+        _attention_layer(maker, shape, table) if layer.delta is None
+        else _delta_layer(maker, shape, layer.delta) for layer in config.layers
     )
     return TargetModel(
         config, maker.table("Q4_K", shape.vocab, shape.hidden), maker.ones(shape.hidden),
-        maker.matrix(head, shape.vocab, shape.hidden), layers)
+        maker.matrix(shape.types[3], shape.vocab, shape.hidden), layers)
+
+
+def _layer(maker, shape, sizes, **given):
+    """A layer of packed matrices and what is given; other fields are None."""
+    _, gate, down, _ = shape.types
+    sizes |= {"ffn_gate": (gate, shape.ffn, shape.hidden), "ffn_up": (gate, shape.ffn, shape.hidden),
+              "ffn_down": (down, shape.hidden, shape.ffn)}
+    made = {name: maker.matrix(*size) for name, size in sizes.items()} | given
+    norms = {name: maker.ones(shape.hidden) for name in ("attn_norm", "ffn_norm")}
+    absent = dict.fromkeys(field.name for field in fields(DeviceLayer))
+    return DeviceLayer(**(absent | norms | made))
+
+
+def _attention_layer(maker, shape, table):
+    attention, _, down, _ = shape.types
+    q, kv = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
+    sizes = {
+        "attn_q": (attention, q if shape.delta is None else 2 * q, shape.hidden),
+        "attn_k": (attention, kv, shape.hidden), "attn_v": (down, kv, shape.hidden),
+        "attn_output": (attention, shape.hidden, q),
+    }
+    if shape.gated:
+        sizes["attn_gate"] = attention, q, shape.hidden
+    norms = {name: maker.ones(shape.head_dim) for name in ("attn_q_norm", "attn_k_norm")}
+    return _layer(maker, shape, sizes, rope_table=table, **norms)
+
+
+def _delta_layer(maker, shape, delta):
+    kind, ops = shape.types[0], maker.ops
+    sizes = {"attn_qkv": (kind, delta.conv_width, shape.hidden),
+             "attn_gate": (kind, delta.v_width, shape.hidden),
+             "ssm_out": (kind, shape.hidden, delta.v_width)}
+    return _layer(
+        maker, shape, sizes, ssm_alpha=maker.floats(delta.n_v_heads, shape.hidden),
+        ssm_beta=maker.floats(delta.n_v_heads, shape.hidden), ssm_norm=maker.ones(delta.v_dim),
+        ssm_conv=ops.upload(np.full((delta.conv_taps, delta.conv_width), 0.25, np.float32)),
+        ssm_dt=maker.ones(delta.n_v_heads),
+        ssm_a=ops.upload(np.full(delta.n_v_heads, -0.1, np.float32)))
 
 
 def draft_model(maker, shape, target, n_ctx):
