@@ -8,6 +8,7 @@ import cudflash
 from cudflash.errors import DeviceError, OutOfMemoryError
 from tests.emulation.cuda import CUDARuntimeError, EmulatedCuda, EmulatedDriver
 from tests.emulation.host_module import unavailable
+from tests.helpers.draft_vectors import draft_case
 from tests.helpers.emulated import emulated_engine
 from tests.helpers.vectors import target_case
 
@@ -108,6 +109,26 @@ def test_interrupt_in_any_call_of_an_answer_leaves_the_engine_usable(call, right
     engine.close()
     del session, engine
     assert nothing_left(device)
+
+
+@pytest.mark.parametrize("call", ["launchKernel", "memcpyAsync", "streamSynchronize", "graphLaunch"])
+def test_interrupt_in_any_call_of_a_drafted_round_leaves_the_session_usable(call):
+    """Drafts of a round that was dropped, evaluated or told in the next one; half a draft's row."""
+    case = draft_case("v2-muse-full")
+    engine, device = emulated_engine(target_case(case.target, "kq").path, case.directory)
+    session, options = engine.session(), {"speculative": "on", "ignore_eos": True}
+    right = answer(engine, speculative="off", ignore_eos=True)
+    for after in (1, 6, 40):
+        device.calls.fail(call, KeyboardInterrupt(), after)
+        try:
+            answer(session, **options)
+        except KeyboardInterrupt:
+            pass
+        device.calls.faults.clear()
+        again = session.generate(PROMPT, max_tokens=5, sampling=GREEDY, **options).result()
+        assert again.tokens == right
+        assert any(r["drafted"] for r in again.speculation["trace"])
+        assert session.check_draft_context() is None
 
 
 @pytest.mark.parametrize("call, words", [
