@@ -84,15 +84,15 @@ class ReceiptMaker:
     draft : LoadedFiles or None
     """
 
-    def __init__(self, facts, target, draft):
-        self._facts, self._target, self._draft = facts, target, draft
+    def __init__(self, facts, target, draft, part=dict):
+        self._facts, self._target, self._draft, self._part = facts, target, draft, part
 
     def of(self, part):
-        """Return a maker of the same receipt with more keys."""
-        return ReceiptMaker({**self._facts, **part}, self._target, self._draft)
+        """Return a maker of the same receipt with the keys that ``part()`` makes."""
+        return ReceiptMaker(self._facts, self._target, self._draft, part)
 
     def __call__(self):
-        receipt = dict(self._facts)
+        receipt = {**self._facts, **self._part()}
         receipt["target"] = {**receipt["target"], "sha256": self._target.sha256()}
         if receipt["draft"] is not None:
             receipt["draft"] = {**receipt["draft"], "sha256": self._draft.sha256()}

@@ -204,7 +204,7 @@ class Engine:
     @cached_property
     def round_costs(self):
         """Costs of rounds, by which "auto" decides; None leaves it to the gate."""
-        from cudflash.spec.economy import RoundCosts
+        from cudflash.spec.costs import RoundCosts
 
         return RoundCosts()
 

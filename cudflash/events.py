@@ -57,7 +57,11 @@ class TokenEvent:
 
 @dataclass(frozen=True)
 class RoundFinished:
-    """A round of an answer with a drafter is over; its tokens came just before."""
+    """A round of an answer with a drafter is over; its tokens came before.
+
+    Just before, except in a pause of a quick target: there up to 64 rounds are told at once, the
+    last of them with gate and context.
+    """
 
     record: "RoundRecord"  # proposals, what was accepted, times
     gate: "GateStatus | None" = None  # after the round

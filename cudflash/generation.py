@@ -7,7 +7,9 @@ through), the session's caches hold committed rows only.
 
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass
+from functools import partial
 
 from cudflash.errors import UsageError
 from cudflash.events import Finished, PrefixReused, PromptProgress, Started, TokenEvent
@@ -80,7 +82,7 @@ class Generation:
 
         Returns
         -------
-        cudflash.spec_rounds.Rehearsal or None
+        cudflash.rehearsal.Rehearsal or None
             None where no round with drafts is to come.
         """
         with self._engine.lock:
@@ -100,8 +102,8 @@ class Generation:
             The error that ended the answer, if one did.
         """
         if self._result is None and self._error is None:
-            for _ in self:
-                pass
+            self._rounds.watched = False
+            self._advance(partial(deque, self._events, 0))
             if self._result is None and self._error is None:
                 self.close()
         if self._error is not None:
@@ -279,7 +281,7 @@ class Generation:
             stats=self._stats(),
             make_receipt=self._make_receipt.of(part),
             row_digests=tuple(self._row_digests),
-            speculation=part.get("speculative", {}),
+            make_part=part,
         )
         self._on_end(self)
         return Finished(self._result, text)

@@ -27,8 +27,28 @@ _TIMES = ("_ms", "_speedup")
 # -- making ---------------------------------------------------------------------------------------
 
 
+class SpeculativePart:
+    """Makes what a receipt says under "speculative" when it is asked for; picklable.
+
+    A trace is thousands of objects, and most answers are never asked for theirs.
+
+    Parameters
+    ----------
+    part : dict
+        All but the trace.
+    stats : SpecStats or None
+    """
+
+    def __init__(self, part, stats):
+        self._part, self._stats = part, stats
+
+    def __call__(self):
+        trace = [] if self._stats is None else self._stats.trace()
+        return {"speculative": {**self._part, "trace": trace}}
+
+
 def speculative_part(mode, accept, state, drafter, verify_length, findings=()):
-    """Return the object under "speculative" for an answer that had a drafter.
+    """Return the object under "speculative" for an answer that had a drafter, without its trace.
 
     Parameters
     ----------
@@ -58,7 +78,6 @@ def speculative_part(mode, accept, state, drafter, verify_length, findings=()):
         "fault": None if drafter.fault is None else dict(vars(drafter.fault)),
         "findings": [finding.to_dict() for finding in findings],
         "counts": None,
-        "trace": [],
     }
     if state is None:
         return part
@@ -68,7 +87,6 @@ def speculative_part(mode, accept, state, drafter, verify_length, findings=()):
     if state.economy is not None:
         part["economy"] = state.economy.to_dict()
     part["counts"] = {key: v for key, v in counts.items() if not key.endswith(_TIMES)}
-    part["trace"] = state.trace()
     part["used"] = state.stats.drafted > 0
     part["reason"] = why_nothing(state.stats, drafter.fault)
     return part

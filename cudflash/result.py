@@ -60,7 +60,12 @@ class Result:
     stats: dict
     make_receipt: Callable[[], dict] = field(repr=False, compare=False)
     row_digests: tuple[str, ...] = ()
-    speculation: dict = field(default_factory=dict, repr=False)
+    make_part: Callable[[], dict] = field(default=dict, repr=False, compare=False)
+
+    @cached_property
+    def speculation(self):
+        """What the receipt says about drafting, made on first use."""
+        return self.make_part().get("speculative", {})
 
     @cached_property
     def receipt(self):

@@ -21,8 +21,10 @@ exactly the tokens before it.
 """
 
 import time
-from collections import deque
+from functools import partial
 from dataclasses import dataclass
+
+from cudflash.spec.costs import Meter
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,25 @@ class Rewound:
     lost: str  # what no longer holds the rows that were wanted, "" when all are kept
 
 
+def time_calls(action, n):
+    """Do something ``n`` times.
+
+    Returns
+    -------
+    (float, float)
+        Milliseconds that it takes, the first time left out, and how much more the first one took of
+        this thread's processor time: preparing a pass is its work alone.
+    """
+    at, own = [time.perf_counter()], [time.thread_time()]
+    for _ in range(n):
+        action()
+        at.append(time.perf_counter())
+        own.append(time.thread_time())
+    took, own = ([1e3 * (b - a) for a, b in zip(t, t[1:])] for t in (at, own))
+    # the least: one may have been interrupted by another process
+    return min(took[1:]), max(0.0, own[0] - min(own[1:]))
+
+
 class Rounds:
     """What both kinds of rounds share: a target evaluates the prompt, and there is no news.
 
@@ -40,6 +61,8 @@ class Rounds:
     ----------
     runner : Runner
     """
+
+    watched = True  # somebody looks at the events; else those that come in numbers are not made
 
     def __init__(self, runner):
         self._runner = runner
@@ -94,28 +117,15 @@ class Rounds:
         return None
 
     def receipt(self):
-        """What the receipt says about speculation, under its keys."""
-        return {}
+        """Return a callable that makes what the receipt says about speculation, under its keys."""
+        return dict
 
 
-class StepMeter:
+class StepMeter(Meter):
     """Time of one plain decoding step, as lately measured on an engine."""
 
-    def __init__(self, size=32):
-        self._ms = deque(maxlen=size)
-
-    def add(self, ms):
-        """Take a measured step."""
-        self._ms.append(ms)
-
-    @property
-    def ms(self):
-        """Median, None before the first step."""
-        if not self._ms:
-            return None
-        ordered = sorted(self._ms)  # the module statistics takes 1 % of a warm start
-        middle = len(ordered) // 2
-        return (ordered[middle] + ordered[-1 - middle]) / 2
+    def __init__(self):
+        super().__init__(size=32)
 
 
 class PlainRounds(Rounds):
@@ -169,4 +179,4 @@ class PlainRounds(Rounds):
 
     def receipt(self):
         """The part without a drafter."""
-        return {"speculative": self._about}
+        return partial(dict, speculative=self._about)

@@ -38,7 +38,9 @@ class Session:
         self._lock = threading.RLock()
         self._current = None
         self._drafter = self._own_drafter()
-        if self._drafter is not None:  # so that their buffer is there before the first answer
+        if self._drafter is not None:  # what the first answer would otherwise wait for
+            import cudflash.spec_rounds  # noqa: F401
+
             self._runner.set_taps(self._drafter.taps)
 
     def _own_drafter(self):
@@ -171,7 +173,8 @@ class Session:
         else:
             # here: an answer without a drafter starts without these modules
             from cudflash.spec.round import Limits
-            from cudflash.spec_rounds import SpecOptions, SpecRounds
+            from cudflash.spec_options import SpecOptions
+            from cudflash.spec_rounds import SpecRounds
 
             limits = Limits(verify_length, engine.n_ctx, vocab_size, rules.ids)
             settings = engine.draft.settings if guard is self._drafter and engine.draft else ()
@@ -229,7 +232,10 @@ class Session:
 
         if self._current is not None:
             self._current.bring_up()
-        return check_context(self._engine, self._drafter.drafter.runner, self.tokens)
+        runner, tokens = self._drafter.drafter.runner, self.tokens
+        if self._drafter.lags:  # times have put off drafting: it holds the rows before
+            tokens = tokens[: runner.length]
+        return check_context(self._engine, runner, tokens)
 
     def cancel(self):
         """End the answer in progress before its next round; safe from any thread."""

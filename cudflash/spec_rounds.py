@@ -1,13 +1,13 @@
 """Rounds with a drafter: the engine's side of ``cudflash.spec.round``.
 
 Owns the way of a block through target, drafter and decision. Must not know text or how an answer is
-shown. Invariant: the tokens are those of plain decoding, whatever the drafter does; target and
-drafter hold the same committed rows whenever control is outside.
+shown. Invariant: the tokens are those of plain decoding, whatever the drafter does; outside, the
+drafter holds the target's committed rows, or the first of them (see ``DraftFeed``).
 """
 
 import time
-from dataclasses import dataclass
 
+from cudflash.draft_feed import DraftFeed
 from cudflash.events import (
     Diagnosed,
     DrafterFailed,
@@ -17,18 +17,14 @@ from cudflash.events import (
 )
 from cudflash.model.outcome import STOP_IDS
 from cudflash.model.runner import ALL, LAST, NONE
-from cudflash.receipt import speculative_part
-from cudflash.rounds import Rewound, Rounds
-from cudflash.spec.acceptance import MATCH, Decision, LogitRows, decide, rule_in_effect
-from cudflash.spec.diagnosis import (
-    FIRST_PROPOSALS,
-    HEALTHY_RATE,
-    diagnose,
-    seed_echo,
-    zero_acceptance,
-)
-from cudflash.spec.economy import ECONOMY, MEASURE, Economy
+from cudflash.receipt import SpeculativePart, speculative_part
+from cudflash.rehearsal import Rehearsal
+from cudflash.rounds import Rewound, Rounds, time_calls
+from cudflash.spec.acceptance import MATCH, LogitRows, decide, rule_in_effect
+from cudflash.spec.diagnosis import FIRST_PROPOSALS, diagnose_drafter, zero_acceptance
+from cudflash.spec.economy import ECONOMY, MEASURE
 from cudflash.spec.gate import AUTO, OPEN, AcceptanceGate, GateStatus
+from cudflash.spec.prospects import DRAFT, QUICK_MS, TIMINGS, TRY
 from cudflash.spec.round import RoundState
 from cudflash.spec.stats import SpecStats
 from cudflash.spec.transaction import Transaction
@@ -36,56 +32,8 @@ from cudflash.spec.transaction import Transaction
 # In rounds of these kinds nothing is drafted and more of the kind are likely to follow: their rows
 # are handed to the drafter many at a time, which costs a fraction of one at a time.
 PAUSES = ("gate", ECONOMY, MEASURE)
+QUICK_BATCH = 64  # rounds of a pause that are told of at once, where steps are that quick
 PLAIN_STEPS = 4  # run where an answer had no plain round to compare with
-
-
-@dataclass(frozen=True)
-class SpecOptions:
-    """What an answer asked for, checked."""
-
-    mode: str  # "auto" or "on"
-    accept: str  # "match" or "ratio"
-    limits: object  # Limits
-    settings: tuple = ()  # of the draft, see ``diagnose``
-    costs: object = None  # RoundCosts of the engine; None leaves "auto" to the gate alone
-    unseen: bool = False  # drafts may stay on the device until the target has evaluated them
-
-
-@dataclass(frozen=True)
-class Rehearsal:
-    """A round that was decided and dropped, and decided again from a snapshot of the generator."""
-
-    drafted: tuple[int, ...]
-    decision: object  # Decision
-    replayed: object  # Decision of a chain built anew, from the same rows and the same proposals
-
-    def difference(self, record=None):
-        """What the replay, or the round as it was then made, has other than the first decision.
-
-        Parameters
-        ----------
-        record : RoundRecord, optional
-            Of the round that came after the rehearsal, its drafts proposed again.
-
-        Returns
-        -------
-        str
-            "" when everything is equal.
-        """
-        found = _decided_otherwise("the replay", self.decision, self.replayed)
-        if found or record is None:
-            return found
-        if record.drafted != self.drafted:
-            return f"round {record.index} drafted {record.drafted}, before {self.drafted}"
-        made = Decision(record.decided, record.accepted, record.tested, record.end, record.trials)
-        return _decided_otherwise(f"round {record.index} made again", self.decision, made)
-
-
-def _decided_otherwise(what, first, other):
-    for index, (a, b) in enumerate(zip(first.trials, other.trials)):
-        if a != b:
-            return f"{what} has {b} as trial {index}, expected {a}"
-    return "" if other == first else f"{what} has decided {other}, expected {first}"
 
 
 class SpecRounds(Rounds):
@@ -108,11 +56,16 @@ class SpecRounds(Rounds):
             runner, drafter, None if chooser.on_device else chooser.chain
         )
         self._state = None
-        self._can_keep = 0  # rows of pauses, until they have to be handed over
-        self._kept = []  # committed tokens whose rows the drafter has yet to see
+        self._feed = DraftFeed(runner, drafter)
+        self._feeds = True  # the open block's rows are shown to the drafter
         self._keeps = False  # the open block's row is to be kept back
-        self._resting = None  # choice and time of a round that is made without block and drafts
-        self._idle_gate = None  # its sample, while a pause lasts
+        self._row_ms = 0.0  # of the prompt's last pass
+        self._rest_until = 0  # committed rows before which rounds are plain ones, without a thought
+        self._resting = False  # rounds are made without block and drafts
+        self._newest = self._chosen = self._ms = None  # anchor, choice and time of such a round
+        self._rest_ms, self._rest_feed = [], 0.0  # of those not taken down yet
+        self._rest_batch, self._rest_feeds = 1, False  # how many at once; their rows are kept
+        self._stage = None  # for which rows are kept at the moment
         self._held = None  # what the draft remembered when last asked
         self._events = []
         self._told_fault = False
@@ -128,8 +81,9 @@ class SpecRounds(Rounds):
         A drafter without taps is shown the ids of rows it has not seen; one with taps needs the
         target to evaluate them again.
         """
-        self._runner.set_taps(self._drafter.taps)
-        self._can_keep = self._runner.n_keepable_taps
+        self._feed.capture()
+        if self._known_to_wait():
+            return self._rewind_alone(wanted)
         kept, lost = wanted, ""
         while True:
             held = self._runner.cache.keepable(kept)
@@ -145,12 +99,40 @@ class SpecRounds(Rounds):
             kept, lost = drafted, "the draft's context"
         return Rewound(self._runner.rewind(kept), lost)
 
+    def _known_to_wait(self):
+        """Whether drafting is put off from the start: the draft then does not see the prompt."""
+        if not self._economical() or self._is_new():
+            return False
+        economy = self._options.economy(self._drafter)
+        economy.begin(self._feed.reach)
+        return economy.waits
+
+    def _is_new(self):
+        return self._options.costs.plain.ms is None  # the engine's first answer
+
+    def _rewind_alone(self, wanted):
+        """Keep the rows that the target holds; the drafter's are as many or fewer."""
+        self._drafter.rewind(self._runner.cache.keepable(wanted), self._runner.tokens)
+        self._feed.leave_alone()
+        return super().rewind(wanted)
+
     def prompt_chunk(self, tokens, last, remaining):
         """Evaluate a part of the prompt, show it to the drafter, commit both."""
+        seen = self._feed.captures and not self._drafter.lags
+        owed = seen and last and self._drafter.taps and self._economical() and self._is_new()
+        started, recorded = time.perf_counter(), self._runner.record_ms
         with self._transaction as transaction:
             self._runner.step(tokens, LAST if last else NONE)
-            self._drafter.observe(tokens, self._runner.tap_rows(len(tokens)), remaining)
-            transaction.commit(len(tokens))
+            recording = self._runner.record_ms - recorded
+            ms = 1e3 * (time.perf_counter() - started) - recording
+            if seen and not owed:
+                self._drafter.observe(tokens, self._runner.tap_rows(len(tokens)), remaining)
+            transaction.commit(len(tokens), observed=seen and not owed)
+        if owed:
+            self._feed.owe(tokens)
+        self._row_ms = ms / len(tokens)
+        if self._options.costs is not None and not recording:  # else it is longer than need be
+            self._options.costs.note_rows(len(tokens), ms)
         self._note_fault()
 
     def checkpoint(self):
@@ -164,28 +146,70 @@ class SpecRounds(Rounds):
         n_past = self._runner.cache.length
         chooser.read(n_past - 1)
         first = chooser.choose()
-        economy = None
-        if self._economical():
-            economy = Economy(options.costs, self._drafter.name, options.limits.verify_length)
+        economy = options.economy(self._drafter) if self._economical() else None
+        if economy is not None:
+            self._begin(economy, first.token)
         self._state = RoundState(
             first.token, n_past, limits=options.limits, accept=options.accept,
             chain=chooser.chain, drafter=self._drafter, gate=AcceptanceGate(options.mode),
-            stats=SpecStats(self._meter.ms), economy=economy, before_draft=self._hand_over,
+            stats=SpecStats(self._meter.ms), economy=economy, before_draft=self._feed.hand_over,
         )  # fmt: skip
         return [first]
+
+    def _begin(self, economy, token):
+        """Find out how quick the target is, if that is not known, and what follows from it."""
+        costs = self._options.costs
+        room = self._runner.cache.n_ctx - self._runner.cache.length
+        if costs.plain.ms is None and room and self._row_ms < QUICK_MS:
+            taps = self._feed.captures
+            self._feed.capture(False)  # the pass that a pause replays
+            ms, more = time_calls(lambda: self._try_step((token,)), 1 + TIMINGS)
+            costs.plain.extend([ms])
+            self._meter.add(ms)
+            costs.note_preparation(more)
+            self._feed.capture(taps)
+        economy.begin(self._feed.reach)
+        while (stage := economy.due(0, 0)) is not None and stage.what == DRAFT:
+            self._time_stage(economy, stage, token, 0)
+        if economy.waits:
+            self._feed.leave_alone()
+            return
+        self._feed.pay()
+        economy.reach = self._feed.reach
+
+    def _time_stage(self, economy, stage, anchor, committed):
+        """Time a pass by itself, as the economy asks."""
+        started = time.perf_counter()
+        if stage.what == DRAFT:
+            ms, _ = time_calls(lambda: self._drafter.time_pass(anchor, stage.length), TIMINGS)
+        else:
+            taps = self._feed.captures
+            self._feed.capture()  # the pass that a round replays
+            block = (anchor,) * (stage.length + 1)
+            ms, _ = time_calls(lambda: self._try_step(block), TIMINGS)
+            self._feed.capture(taps)
+        took = 1e3 * (time.perf_counter() - started)
+        rounds = 0 if self._state is None else self._state.stats.rounds
+        economy.done(stage, ms, took, rounds, committed)
+
+    def _try_step(self, tokens):
+        """Evaluate rows and drop them."""
+        self._step(tokens)
+        self._chooser.fetch(len(tokens), self._chooser.n_largest)
+        self._runner.rollback()
 
     def _economical(self):
         """Whether times may decide: not where tokens would depend on them."""
         options = self._options
-        match = rule_in_effect(options.accept, self._chooser.chain) == MATCH
-        return options.mode == AUTO and match and options.costs is not None
+        matches = rule_in_effect(options.accept, self._chooser.chain) == MATCH
+        return matches and options.mode == AUTO and options.costs is not None
 
     # -- rounds ---------------------------------------------------------------------------------
 
     def next(self, room):
         """Draft, evaluate, decide; the block stays open."""
         state = self._state
-        if state.rests():
+        if self._resting or self._begins_rest():
             return [self._rest()]
         self._transaction.begin()
         planned = state.plan_block(room, self._runner.tokens, self._options.unseen)
@@ -198,56 +222,103 @@ class SpecRounds(Rounds):
             block = state.plain_block()
             self._step(block.tokens)
             self._chooser.read(self._runner.cache.length, 1, self._chooser.n_largest)
-        self._keeps = block.skipped in PAUSES and self._can_keep > 0
+        self._keeps = block.skipped in PAUSES and self._feed.captures and self._feed.n_keepable > 0
         if not self._keeps:
-            self._hand_over()  # earlier rows first
-        state.observe(self._runner.tap_rows(len(block.tokens)), not self._keeps)
+            self._feed.hand_over()  # earlier rows first
+        self._feeds = not self._keeps and not self._drafter.lags
+        state.observe(self._runner.tap_rows(len(block.tokens)), self._feeds)
         by_device = len(self._options.limits.stop_ids) <= STOP_IDS
         decision = state.decide(self._chooser.rows(by_device))
         return [self._chooser.made(token, row) for row, token in enumerate(decision.tokens)]
 
+    def _begins_rest(self):
+        """Whether the coming rounds are plain ones for sure; what is due before is done here."""
+        state, economy = self._state, self._state.economy
+        if economy is None:
+            return False
+        if state.n_past >= self._rest_until:
+            if state.fault is None and state.gate.state == OPEN:
+                self._prepare(economy)
+                self._events += [EconomyChanged(event) for event in state.drain_decisions()]
+            self._rest_until = max(self._rest_until, state.rests_until())
+        if self._rest_until <= state.n_past:
+            return False
+        if economy.lean and self._stage is None and not self._drafter.lags:
+            self._feed.leave_alone()
+        self._rest_batch = min(QUICK_BATCH, self._rest_until - state.n_past) if economy.quick else 1
+        self._rest_feeds = self._feed.captures and bool(self._drafter.taps)
+        self._newest, self._resting = state.anchor, True
+        return True
+
+    def _prepare(self, economy):
+        """Do what the economy wants done before it lets the drafter draft."""
+        state = self._state
+        while self._stage is None:
+            stage = economy.due(state.stats.rounds, state.committed)
+            if stage is None:
+                return
+            if stage.what == TRY:
+                self._stage = stage
+                self._feed.capture()
+            elif self._runner.cache.n_ctx - self._runner.cache.length > stage.length:
+                self._time_stage(economy, stage, state.anchor, state.committed)
+            else:
+                return
+        missing = self._feed.missing(economy.reach)
+        if missing:  # the rows that it will see
+            self._rest_until = state.n_past + missing
+        else:
+            economy.ready(self._stage)
+            self._stage = None
+
     def _rest(self):
         """A round of a pause: nothing but what plain decoding does, because it must not cost more."""
-        started = time.perf_counter()
-        self._step((self._state.anchor,))
-        self._chooser.read(self._runner.cache.length, 1, self._chooser.n_largest)
-        choice = self._chooser.choose()
-        self._resting = choice, 1e3 * (time.perf_counter() - started)
+        started, chooser = time.perf_counter(), self._chooser
+        self._runner.step((self._newest,), top=chooser.n_largest)
+        chooser.read(self._runner.cache.length, 1, chooser.n_largest)
+        self._chosen = choice = chooser.choose()
+        self._ms = 1e3 * (time.perf_counter() - started)
         return choice
 
     def _settle_rest(self):
-        (choice, ms), self._resting = self._resting, None
-        anchor = self._state.anchor
         self._runner.commit(1)
-        started = time.perf_counter()
-        if self._can_keep:
-            self._keep_back(anchor)
-        else:
-            self._drafter.observe((anchor,), self._runner.tap_rows(1))
-            self._drafter.commit(1)
-        record = self._state.settle_plain(
-            choice.token, ms, 1e3 * (time.perf_counter() - started)
-        )
-        self._meter.add(ms)
-        gate = self._state.gate
-        if self._idle_gate is None:  # it does not change in a pause
-            self._idle_gate = gate.sample()
-        accepted, proposals, rounds = self._idle_gate
-        status = GateStatus(
-            gate.state, accepted, proposals, rounds, gate.warmup_left, self._state.committed, None
-        )
-        self._events.append(RoundFinished(record, status, self._held))
+        if self._rest_feeds:
+            self._rest_feed += self._feed.rest(self._newest)
+        self._newest = self._chosen.token
+        self._rest_ms.append(self._ms)
+        if len(self._rest_ms) == self._rest_batch:
+            self._account()
+
+    def _account(self):
+        """Take down the rounds of a pause and tell of them.
+
+        Of a quick target many at once: between two passes, a record takes several times as long.
+        """
+        times, feed, self._resting = self._rest_ms, self._rest_feed, False
+        self._rest_ms, self._rest_feed = [], 0.0
+        if not times:
+            return
+        state, first, gate = self._state, self._state.n_past + 1, self._state.gate
+        tokens = [*self._runner.tokens[first : first + len(times)], self._newest]
+        run = state.settle_run(tokens[: len(times)], times, feed)
+        self._meter.extend(times)
+        if not self.watched:
+            return
+        *others, last = run.records()
+        self._events += [RoundFinished(record) for record in others]
+        status = GateStatus(gate.state, *gate.sample(), gate.warmup_left, state.committed, None)
+        self._events.append(RoundFinished(last, status, self._held))
 
     def _step(self, tokens):
         self._runner.step(tokens, LAST if len(tokens) == 1 else ALL, top=self._chooser.n_largest)
 
     def _evaluate(self, block):
         """The block, with drafts that were left on the device; None unless its logits are finite."""
-        n, top = block.n_drafts, self._chooser.n_largest
+        chooser = self._chooser
+        n, top = block.n_drafts, chooser.n_largest
         if not block.n_unseen:
             self._step(block.tokens)
-            return block if self._chooser.fetch(1 + n, top) else None
-        chooser = self._chooser
+            return block if chooser.fetch(1 + n, top) else None
         ids = self._options.limits.stop_ids
         self._runner.set_stops(ids if len(ids) <= STOP_IDS else ())  # too many: the host decides
         self._runner.step_drafted(self._state.anchor, n, self._drafter.source, top)
@@ -259,14 +330,13 @@ class SpecRounds(Rounds):
 
     def settle(self, kept):
         """Commit the rows of the first ``kept`` tokens but the last, and the anchor's."""
-        if self._resting is not None:
+        if self._resting:
             self._settle_rest()
             return
-        self._idle_gate = None
         anchor = self._state.anchor
-        self._transaction.commit(kept, observed=not self._keeps)
+        self._transaction.commit(kept, observed=self._feeds)
         if self._keeps:
-            self._keep_back(anchor)
+            self._feed.keep_back(anchor)
         record = self._state.settle(kept)
         if not record.drafted and record.skipped != "retry":
             self._meter.add(record.verify_ms + record.decide_ms)
@@ -277,31 +347,12 @@ class SpecRounds(Rounds):
         self._events += [EconomyChanged(event) for event in self._state.drain_decisions()]
         self._note_zero()
 
-    def _keep_back(self, token):
-        self._runner.keep_taps(len(self._kept))
-        self._kept.append(token)
-        room = self._can_keep
-        if len(self._kept) == room:  # the older half; the newer one is sure to follow
-            half, left = room - room // 2, room // 2
-            older, self._kept = self._kept[:half], self._kept[half:]
-            self._drafter.observe(older, self._runner.kept_taps(half), left)
-            self._drafter.commit(half)
-            self._runner.drop_kept(half, left)
-
     def bring_up(self):
-        """Show the drafter every committed row, also those that were kept back."""
-        self._hand_over()
-
-    def _hand_over(self):
-        """Show the drafter the rows that were kept back; done before it is asked for anything."""
-        kept, self._kept = self._kept, []
-        if kept:
-            self._drafter.observe(kept, self._runner.kept_taps(len(kept)))
-            self._drafter.commit(len(kept))
+        """Show the drafter every committed row, also those that wait."""
+        self._feed.hand_over()
 
     def abandon(self):
         """Drop an open block."""
-        self._resting = None
         self._transaction.rollback()
         self._runner.rollback()
         if self._state is not None:
@@ -325,6 +376,7 @@ class SpecRounds(Rounds):
         """
         state, chooser = self._state, self._chooser
         drafts = state is not None and state.gate.state == OPEN  # a closed gate is left alone
+        self._account()
         if not drafts or room < 1 or chooser.on_device:
             return None
         self._transaction.begin()
@@ -370,7 +422,7 @@ class SpecRounds(Rounds):
         if self._told_zero or stats.accepted or stats.drafted < FIRST_PROPOSALS:
             return
         self._told_zero = True
-        found = zero_acceptance((len(r.drafted), r.accepted) for r in stats.records)
+        found = zero_acceptance((len(r.drafted), r.accepted) for r in stats.drafting_records)
         if found is not None:
             self._events.append(Diagnosed(found))
 
@@ -380,8 +432,9 @@ class SpecRounds(Rounds):
         Who has cancelled does not wait for a measurement.
         """
         options = self._options
-        self._hand_over()
+        self._feed.hand_over()
         if self._state is not None:
+            self._account()
             if not cancelled:
                 self._measure_plain_step()
             self._diagnose()
@@ -404,18 +457,10 @@ class SpecRounds(Rounds):
                 self._meter.add(1e3 * (time.perf_counter() - started))
 
     def _diagnose(self):
-        stats, inner = self._state.stats, self._drafter.drafter
-        boundaries = getattr(inner, "boundaries", dict)()
-        found = diagnose(stats.records, stats, boundaries, self._options.settings)
-        echo = None
-        # not every draft is trained to echo: worth telling only where first drafts are rejected,
-        # which a wrong embedding, norm or head would spoil as well
-        first, tested = sum(stats.accepted_at[:1]), sum(stats.tested_at[:1])
-        if getattr(inner, "echoes", None) and first < HEALTHY_RATE * tested:
-            echo = seed_echo(*zip(*inner.echoes))
-        self._findings = found if echo is None else (*found, echo)
+        settings = self._options.settings
+        self._findings = diagnose_drafter(self._state.stats, self._drafter.drafter, settings)
         # settings that are not the file's were told when the draft was loaded
-        told = {f"{setting[0]}-not-from-file" for setting in self._options.settings}
+        told = {f"{setting[0]}-not-from-file" for setting in settings}
         if self._told_zero:
             told.add("zero-acceptance")
         self._events += [Diagnosed(f) for f in self._findings if f.name not in told]
@@ -439,4 +484,4 @@ class SpecRounds(Rounds):
 
     def receipt(self):
         """The part about speculation."""
-        return {"speculative": self._part}
+        return SpeculativePart(self._part, None if self._state is None else self._state.stats)

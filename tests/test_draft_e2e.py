@@ -9,7 +9,8 @@ from cudflash.choose import Choice, Chooser
 from cudflash.sampling import SamplerChain
 from cudflash.spec.gate import AcceptanceGate
 from cudflash.spec.round import Limits, RoundState
-from cudflash.spec_rounds import SpecOptions, SpecRounds
+from cudflash.spec_options import SpecOptions
+from cudflash.spec_rounds import SpecRounds
 from tests.helpers.draft_vectors import draft_case
 from tests.helpers.speculation import GREEDY, draft_engine
 from tests.helpers.vectors import vector_path

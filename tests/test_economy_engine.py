@@ -6,10 +6,11 @@ import pytest
 
 from cudflash.cli.draft_options import draft_line
 from cudflash.drafters import AlwaysWrong, KeepK, Oracle
-from cudflash.events import EconomyChanged, RoundFinished
+from cudflash.events import EconomyChanged, RoundFinished, TokenEvent
 from cudflash.receipt import validate_receipt
-from cudflash.spec.economy import ALLOWANCE, Economy, RoundCosts
+from cudflash.spec.economy import ALLOWANCE
 from tests.helpers.engines import engine
+from tests.helpers.given_times import given_times
 from tests.helpers.speculation import (
     GREEDY,
     LENGTHS,
@@ -20,54 +21,6 @@ from tests.helpers.speculation import (
 )
 
 PROMPT = tuple(range(3, 60))
-
-
-class _Given:
-    """A meter that says what it was told."""
-
-    first, count = None, 9
-
-    def __init__(self, ms):
-        self._ms = ms
-
-    @property
-    def ms(self):
-        return self._ms() if callable(self._ms) else self._ms
-
-    def add(self, ms):
-        pass
-
-    def clear(self):
-        pass
-
-
-class GivenCosts(RoundCosts):
-    """Costs that were not measured: what the clock says is left out.
-
-    Parameters
-    ----------
-    cost : callable
-        Milliseconds of a round that drafts so many tokens, 0 for a plain one.
-    """
-
-    def __init__(self, cost):
-        super().__init__()
-        self.plain, self._cost = _Given(lambda: cost(0)), cost
-
-    def meter(self, drafter, length):
-        return _Given(lambda: self._cost(length))
-
-
-def given_times(monkeypatch, one, cost):
-    """Let all that the economy of an engine is told come from ``cost``, nothing from a clock."""
-    monkeypatch.setattr(one, "round_costs", GivenCosts(cost))
-    record, rest = Economy.record, Economy.rest
-
-    def given_record(self, drafted, accepted, emitted, ms, feed_ms, ended):
-        record(self, drafted, accepted, emitted, cost(drafted), 0.0, ended)
-
-    monkeypatch.setattr(Economy, "record", given_record)
-    monkeypatch.setattr(Economy, "rest", lambda self, ms, feed_ms: rest(self, cost(0), 0.0))
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
@@ -82,8 +35,8 @@ def test_no_decision_changes_a_token(name, sampling, monkeypatch):
     monkeypatch.setattr("cudflash.spec.economy.FIRST_PAUSE", 5)
     monkeypatch.setattr("cudflash.spec.economy.LONGEST_PAUSE", 40)
     monkeypatch.setattr("cudflash.spec.economy.DOUBT", 0.0)
-    monkeypatch.setattr("cudflash.spec.economy.ALLOWANCE", 1e9)
-    monkeypatch.setattr("cudflash.spec.economy.MOST_DEBT", 0.0)
+    monkeypatch.setattr("cudflash.spec.account.ALLOWANCE", 1e9)
+    monkeypatch.setattr("cudflash.spec.account.MOST_DEBT", 0.0)
     monkeypatch.setattr("cudflash.spec.gate.FLOOR", 0.0)  # these drafts were never trained
     options = {"max_tokens": 260, "ignore_eos": True}
     plain = plain_answer(one, PROMPT, sampling, **options)
@@ -111,7 +64,7 @@ def test_rows_kept_back_in_a_pause_reach_the_draft_unchanged(monkeypatch):
     is compared with a fresh one in the midst of pauses, and drafts after a pause with those of an
     answer that never paused."""
     one = draft_engine("v1-qwen3-full")
-    given_times(monkeypatch, one, lambda n: 1.0 if n == 0 else 50.0)
+    given_times(monkeypatch, one, lambda n: 10.0 if n == 0 else 500.0)
     session = one.session()
     options = {"max_tokens": 150, "sampling": GREEDY, "ignore_eos": True}
     running = session.generate(list(PROMPT), **options)
@@ -163,7 +116,7 @@ def test_a_draft_that_does_not_pay_is_paused_and_that_is_told(monkeypatch):
 def test_under_ratio_times_decide_nothing(monkeypatch):
     """Catches tokens that depend on the clock: under ratio they depend on what was drafted."""
     one = engine("llama", threads=1)
-    given_times(monkeypatch, one, lambda n: 1.0 if n == 0 else 50.0)
+    given_times(monkeypatch, one, lambda n: 10.0 if n == 0 else 500.0)
     plain = plain_answer(one, PROMPT, SAMPLED, max_tokens=60, ignore_eos=True)
     result = one.session().generate(
         list(PROMPT), max_tokens=60, sampling=SAMPLED, seed=4, ignore_eos=True, accept="ratio",
@@ -172,3 +125,98 @@ def test_under_ratio_times_decide_nothing(monkeypatch):
     stats = result.stats["speculative"]
     assert stats["economy"] is None and not {"economy", "measure"} & stats["skipped"].keys()
     assert stats["draft_rounds"] > 5
+
+
+QUICK = {"max_tokens": 700, "ignore_eos": True}
+
+
+def quick_pair():
+    """A draft that need not see every row: windowed, no pinned rows."""
+    return draft_engine("v1-muse-swa", draft_sink=0, n_ctx=1024)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_quick_target_leaves_its_draft_alone_and_comes_back_without_a_hole(sampling, monkeypatch):
+    """Catches skipped rows that a block sees, rows kept of the wrong passes, layers not captured:
+    steps of 0.2 ms, so the parts of a round are timed first, and in each pause the draft sees
+    nothing until the last rows before its next block. What it holds is compared with a fresh one."""
+    one, rng = quick_pair(), random.Random(5)
+
+    def cost(n):
+        return 0.2 if n == 0 else rng.uniform(0.1, 0.5)
+
+    given_times(monkeypatch, one, cost, prepare_ms=1.0, draft_ms=0.05)
+    monkeypatch.setattr("cudflash.spec.economy.FIRST_PAUSE", 20)
+    monkeypatch.setattr("cudflash.spec.economy.LONGEST_PAUSE", 60)
+    monkeypatch.setattr("cudflash.spec.economy.DOUBT", 0.0)
+    for module in ("account", "economy"):
+        monkeypatch.setattr(f"cudflash.spec.{module}.REFILL", 1.0)
+    monkeypatch.setattr("cudflash.spec.gate.FLOOR", 0.0)
+    plain = plain_answer(one, PROMPT, sampling, **QUICK)
+    session = one.session()
+    running = session.generate(list(PROMPT), sampling=sampling, seed=4, verify_length=7, **QUICK)
+    told, checked = [], 0
+    for event in running:
+        told += [event.event.kind] if isinstance(event, EconomyChanged) else []
+        if isinstance(event, RoundFinished) and event.record.drafted and checked < 12:
+            assert session.check_draft_context() is None
+            checked += 1
+    same_answer(running.result(), plain)
+    part = running.result().speculation
+    assert part["fault"] is None and checked == 12
+    assert told.count("resumed") > 2 and told.count("paused") > 2
+    assert session.check_draft_context() is None
+    lengths = [len(record["drafted"]) for record in part["trace"]]
+    assert 0 < lengths.count(7) and len(part["trace"]) == running.result().stats["rounds"]
+    validate_receipt(running.result().receipt)
+    # a drafted answer of the same session needs every row that it sees
+    text = [*PROMPT, *running.result().tokens]
+    warm = session.generate(text, speculative="on", max_tokens=20, sampling=GREEDY).result()
+    cold = one.generate(text, speculative="on", max_tokens=20, sampling=GREEDY)
+    assert warm.tokens == cold.tokens and warm.speculation["trace"] == cold.speculation["trace"]
+
+
+def test_a_pair_that_cannot_pay_is_left_alone_and_that_is_told(monkeypatch):
+    """Catches drafting tried at any price, silence about it, and a prompt that a draft sees in vain
+    in every later answer: the draft's pass alone takes longer than the tokens it could save."""
+    one = quick_pair()
+    given_times(monkeypatch, one, lambda n: 0.2 if n == 0 else 2.0, prepare_ms=1.0, draft_ms=1.8)
+    session, text = one.session(), list(PROMPT)
+    for n_tokens in (300, 100):
+        options = {"max_tokens": n_tokens, "sampling": GREEDY, "ignore_eos": True}
+        plain = one.generate(text, speculative="off", **options)
+        running = session.generate(text, **options)
+        told = [e.event for e in running if isinstance(e, EconomyChanged)]
+        assert running.result().tokens == plain.tokens
+        assert told[-1].kind == "paused" and told[-1].resume_at is None
+        assert "cannot pay" in told[-1].reason and "a draft pass takes 9.0" in told[-1].reason
+        stats = running.result().stats["speculative"]
+        assert stats["draft_rounds"] == 0 and stats["skipped"] == {"economy": n_tokens - 1}
+        assert "cannot pay" in draft_line(stats)
+        text += plain.tokens
+    assert running.result().usage.cached_tokens == len(PROMPT) + 300 - 1
+    assert session._drafter.length <= len(PROMPT), "an answer has fed the draft"
+    assert session.check_draft_context() is None
+
+
+def test_rounds_of_a_quick_pause_are_told_in_order_and_complete(monkeypatch):
+    """Catches rounds that are lost or told twice when they are told of many at a time, also in an
+    answer that is cut off in between."""
+    one = quick_pair()
+    given_times(monkeypatch, one, lambda n: 0.2 if n == 0 else 2.0, prepare_ms=1.0, draft_ms=1.8)
+    for stop_after in (None, 100):
+        running = one.session().generate(list(PROMPT), sampling=GREEDY, **QUICK)
+        rounds, tokens = [], []
+        for event in running:
+            rounds += [event] if isinstance(event, RoundFinished) else []
+            tokens += [event.token] if isinstance(event, TokenEvent) else []
+            if stop_after == len(tokens):
+                running.cancel()
+        result = running.result()
+        assert tokens == list(result.tokens)
+        assert [e.record.index for e in rounds] == list(range(len(tokens) - 1))
+        assert [t for e in rounds for t in e.record.decided] == tokens[1:]
+        assert all(e.gate is None or e.gate.committed == e.record.index + 1 for e in rounds)
+        assert rounds[-1].gate is not None
+        assert [e.record.to_dict() for e in rounds] == result.speculation["trace"]
+        validate_receipt(result.receipt)

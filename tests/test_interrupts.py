@@ -9,6 +9,7 @@ import cudflash
 from cudflash.drafters import KeepK
 from cudflash.errors import NumericsError, UsageError
 from tests.helpers.engines import SMALL_ROWS, engine, greedy
+from tests.helpers.given_times import given_times
 from tests.helpers.speculation import GREEDY, draft_engine
 
 PROMPT = list(range(3, 24))
@@ -16,6 +17,7 @@ OTHER = PROMPT[:10] + [9, 9, 9]
 WATCHED = (
     "generation.py", "session.py", "rounds.py", "spec_rounds.py", "runner.py", "cache.py",
     "transaction.py", "round.py", "guard.py", "draft_runner.py", "draft_context.py", "choose.py",
+    "draft_feed.py", "economy.py",
 )  # fmt: skip
 
 
@@ -46,7 +48,7 @@ def interrupted(session, at, **options):
     before = sys.gettrace()
     sys.settrace(interrupter)
     try:
-        greedy(session, PROMPT, 4, **options)
+        greedy(session, PROMPT, **{"max_tokens": 4, **options})
     except KeyboardInterrupt:
         pass
     finally:
@@ -152,6 +154,31 @@ def test_loaded_draft_survives_an_interrupt(name):
         assert [answer(session, p) for p in (PROMPT, OTHER)] == right, where
         at += 11
     assert at > 100
+
+
+def test_answer_that_times_and_skips_survives_an_interrupt(monkeypatch):
+    """Catches a draft that takes up its work with a hole, passes timed and left open, rounds of a
+    pause that are half taken down: parts of a round are timed, the draft misses rows, then drafts."""
+    one = draft_engine("v1-muse-swa", draft_sink=0)
+    given_times(monkeypatch, one, lambda n: 0.2 if n == 0 else 0.25, prepare_ms=1.8, draft_ms=0.05)
+    for module in ("account", "economy"):
+        monkeypatch.setattr(f"cudflash.spec.{module}.REFILL", 4.0)
+
+    def answer(session, prompt, n_tokens=60):
+        running = session.generate(prompt, max_tokens=n_tokens, sampling=GREEDY, ignore_eos=True)
+        return running.result()
+
+    right = [answer(one.session(), p) for p in (PROMPT, OTHER)]
+    drafted = [len(r["drafted"]) for r in right[0].speculation["trace"]]
+    assert drafted[:30] == [0] * 30 and sum(drafted) > 0, "no pause, or nothing after it"
+    session, at = one.session(), 1
+    while where := interrupted(session, at, speculative="auto", max_tokens=60):
+        found = [answer(session, p) for p in (PROMPT, OTHER)]
+        assert [r.tokens for r in found] == [r.tokens for r in right], where
+        assert all(r.speculation["fault"] is None for r in found), where
+        assert session.check_draft_context() is None, where
+        at += 293
+    assert at > 1000
 
 
 @pytest.mark.parametrize("use", ["logits", "answer"])

@@ -232,7 +232,7 @@ def _speed_phrase(speed):
     if speed["ratio"] < 1:
         text += (
             "; on this machine drafting for so small a model does not pay, and --speculative auto, "
-            "the default of generate, finds that out and pauses it"
+            "the default of generate, finds that out by timing it and decodes plainly"
         )
     return text
 

@@ -240,15 +240,17 @@ def check_required(result):
 
 
 def draft_line(stats):
-    """Counts of speculation for stderr, "" without a proposal.
+    """Counts of speculation for stderr; why there are none, where times have decided so.
 
     Parameters
     ----------
     stats : dict or None
         ``Result.stats["speculative"]``.
     """
-    if stats is None or not stats["drafted"]:
+    if stats is None:
         return ""
+    if not stats["drafted"]:
+        return _undrafted_phrase(stats["economy"])
     text = (
         f"; draft: {stats['accepted']} of {stats['drafted']} accepted, "
         f"{stats['tokens_per_pass']:.2f} tokens per pass"
@@ -256,6 +258,12 @@ def draft_line(stats):
     if stats["estimated_speedup"] is not None:
         text += f", about {stats['estimated_speedup']:.2f} times plain decoding"
     return text + _economy_phrase(stats)
+
+
+def _undrafted_phrase(economy):
+    events = () if economy is None else economy["events"]
+    paused = [event["reason"] for event in events if event["kind"] == "paused"]
+    return f"; nothing drafted: {paused[-1].split(';')[0]}" if paused else ""
 
 
 def _economy_phrase(stats):

@@ -212,6 +212,11 @@ class DraftContext:
         lost = self.length + n_rows + self.block_size - self._capacity  # positions before this one
         return min(n_rows, max(0, lost - self.length))
 
+    @property
+    def reach(self):
+        """Rows that have to follow skipped ones until it is ``ready``; None: none can be skipped."""
+        return None if not self._may_skip or self.length < self.sink else self.window
+
     def skip(self, n_rows):
         """Count ``n_rows`` rows as committed without their keys and values.
 

@@ -218,10 +218,7 @@ class DraftRunner:
             )
         if not self.context.ready:
             raise RuntimeError("the draft context lacks rows that the block would see; rewind it")
-        self.context.reserve(block)
-        self._inbox.fill(self.context, anchor, self.config.mask_token_id, block)
-        self._asked = n_tokens
-        self._graph(("block", block, n_tokens)).launch()
+        self._run_block(anchor, n_tokens, block)
 
     def learn(self, words):
         """Return the DraftOutcome of the block that was started.
@@ -251,6 +248,17 @@ class DraftRunner:
             return DraftOutcome(tokens, None, None, int(ids[0]))
         scores, confidence = (tuple(a[:n_tokens].tolist()) for a in (scores, confidence))
         return DraftOutcome(tokens, scores, confidence, int(ids[0]))
+
+    def time_block(self, anchor, n_tokens, block):
+        """Do what ``propose`` does and propose nothing, for measurements: rows may be missing."""
+        self._run_block(anchor, n_tokens, block)
+        self._outbox.read()
+
+    def _run_block(self, anchor, n_tokens, block):
+        self.context.reserve(block)
+        self._inbox.fill(self.context, anchor, self.config.mask_token_id, block)
+        self._asked = n_tokens
+        self._graph(("block", block, n_tokens)).launch()
 
     def logits(self):
         """Logits of the last block's draft rows: (n_tokens, vocab_size) float32, host copy."""

@@ -5,6 +5,7 @@ not know sampling or text. Invariant: a pass of a given shape is recorded once o
 replayed; what differs between replays (ids, positions) lies in two int32 buffers.
 """
 
+import time
 from collections import OrderedDict
 
 import numpy as np
@@ -40,6 +41,8 @@ class Runner:
         Committed ids; as long as ``cache.length``.
     allocator : Allocator
         What this sequence has allocated.
+    record_ms : float
+        Spent on recording passes so far.
     """
 
     def __init__(self, ops, model, work, n_ctx, kv_type, n_checkpoints=0):
@@ -57,6 +60,7 @@ class Runner:
         self.tokens = []
         self._block = []  # ids of the open block
         self._graphs = OrderedDict()
+        self.record_ms = 0.0
         self._taps = ()
         self._tap_buffers = {}  # by number of taps: what one answer taps, the next may not
 
@@ -244,7 +248,9 @@ class Runner:
     def _graph(self, key):
         graph = self._graphs.get(key)
         if graph is None:
+            started = time.perf_counter()
             graph = self._graphs[key] = self._record(key)
+            self.record_ms += 1e3 * (time.perf_counter() - started)
             while len(self._graphs) > MAX_GRAPHS:
                 self._graphs.popitem(last=False)
         else:

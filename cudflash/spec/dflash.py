@@ -59,6 +59,19 @@ class DFlashDrafter:
         """Committed rows."""
         return self.runner.length
 
+    @property
+    def reach(self):
+        """Rows that must follow skipped ones before it drafts; None where none can be skipped."""
+        return self.runner.context.reach
+
+    def skip(self, n):
+        """Count ``n`` rows as committed that no later block will see."""
+        self.runner.context.skip(n)
+
+    def time_pass(self, anchor, n):
+        """Run one block as ``propose`` does, whatever rows the context holds."""
+        self.runner.time_block(anchor, n, self.block_size if self.full_block else n + 1)
+
     def expect(self, n_rows):
         """Prepare for rows of the prompt that are sure to follow the next observed ones."""
         self._remaining = n_rows

@@ -214,5 +214,26 @@ def diagnose(records, stats, boundaries=(), settings=()):
     return tuple(f for f in found if f is not None)
 
 
+def diagnose_drafter(stats, drafter, settings=()):
+    """Return every finding about one answer and what its drafter tells of itself.
+
+    Parameters
+    ----------
+    stats : SpecStats
+    drafter : Drafter
+        May have ``boundaries()`` and ``echoes``.
+    settings : iterable
+        As of ``diagnose``.
+    """
+    boundaries = getattr(drafter, "boundaries", dict)()
+    found, echo = diagnose(stats.drafting_records, stats, boundaries, settings), None
+    # not every draft is trained to echo: worth telling only where first drafts are rejected, which
+    # a wrong embedding, norm or head would spoil as well
+    first, tested = sum(stats.accepted_at[:1]), sum(stats.tested_at[:1])
+    if getattr(drafter, "echoes", None) and first < HEALTHY_RATE * tested:
+        echo = seed_echo(*zip(*drafter.echoes))
+    return found if echo is None else (*found, echo)
+
+
 def _rate(part, whole):
     return part / whole if whole else 0.0

@@ -4,13 +4,12 @@ Owns when ``auto`` drafts, and how many tokens, as far as time decides; the acce
 (``spec.gate``) decides beside it. Must not know drafters, targets or clocks: it is given times.
 Invariant: it never changes which tokens are emitted, only how many are verified at once.
 
-Times are counted in plain steps: p, the median of the newest plain rounds. A round that drafts n
-tokens, takes c milliseconds and emits e tokens loses c / p - e steps (gains, where that is
-negative). What is estimated:
+Times are counted in plain steps: p, the median of the newest plain rounds. What is estimated:
 
 * cost(n): median of the newest rounds that drafted n, without the first of an answer, in which
-  passes are recorded; of a length never tried, the cost of the next shorter one times the rows (no
-  pass costs more per row than a shorter one), ``UNTRIED`` steps if there is none;
+  passes are recorded; else the sum of its passes, where they were timed by themselves; of a length
+  never tried, the cost of the next shorter one times the rows (no pass costs more per row than a
+  shorter one), ``UNTRIED`` steps if there is none;
 * gain(n): tokens that a round emits, 1 + the sum over k <= n of the product of the acceptance rates
   of positions 1 to k. Rates are those of late: each round counts ``KEPT`` times as much as the next
   one. Rounds of one length tell the gains of all shorter ones, because drafts are verified from the
@@ -20,103 +19,40 @@ negative). What is estimated:
 The length with the best speed-up is drafted. When that is below 1 by more than chance explains
 (``DOUBT`` over the root of the rounds that count), drafting pauses for 64 tokens, twice as many at
 each further pause, up to 512, and is tried again. The shortest length is tried first, a longer one
-only if it could pay at the cost of a shorter one.
+only if it could pay at the cost of a shorter one. What that may lose is bounded by the account
+(``spec.account``, with the arithmetic). Times far above the median (``OUTLIER``) are the machine's
+doing and count as that far above it.
 
-**The bound.** An account of plain steps begins at ``ALLOWANCE``, never holds more, gets ``REFILL``
-per emitted token and pays each loss (what feeding a draft that does not draft costs is a loss, too).
-A round drafts only if the account holds what it loses in the worst case, cost(n) / p - 1: all drafts
-rejected. So over any T tokens the losses are at most ALLOWANCE + REFILL x T + one error of cost(n):
-for 1,000 tokens 12 + 15 = 27 steps, 2.7 %, however bad the draft is and however often the text
-changes. What the first round of a length takes beyond that is a debt: it does not stop a draft that
-pays, but after a pause drafting is tried again only when it is paid off, too, at the same ``REFILL``,
-so a draft that never pays costs ALLOWANCE and its preparations, or 2.7 %, whichever is more. The
-rest to 5 % is for what is not seen here: capturing layers, and errors of p. Times far above the
-median (``OUTLIER``) are the machine's doing and count as that far above it.
+A target so quick that preparing to draft takes more than ``PREPARATION`` plain steps does not begin
+with drafting: it decodes plainly and, as the account allows, times the parts of a round first
+(``spec.prospects``), and drafts only if what they take leaves a draft a chance to pay. A target with
+a step of 20 ms never comes to that; it drafts from the fourth token on.
 
 Under the ``ratio`` rule tokens depend on what was drafted, so there the economy stays out of it:
 the same seed gives the same tokens.
 """
 
-from collections import deque
 from dataclasses import asdict, dataclass
-from statistics import median
 
+from cudflash.spec.account import ALLOWANCE, PREPARATION, PURSE, REFILL, Account
+from cudflash.spec.costs import Gains
 from cudflash.spec.gate import FIRST_PAUSE, LONGEST_PAUSE
+from cudflash.spec.prospects import DRAFT, QUICK_MS, TRY, Prospects, Stage
 from cudflash.spec.verify_length import LEGAL
 
-ALLOWANCE = 12.0  # plain steps
-REFILL = 0.015  # plain steps per emitted token
 UNTRIED = 4.0  # plain steps that a round of the shortest length is taken for, before it is measured
-MOST_DEBT = 100.0  # plain steps: beyond, it is the machine's doing
-KEPT = 0.97  # weight of a round against the next one: about the last 33 rounds count
 DOUBT = 0.4  # relative spread of what a round emits: 0.3 to 0.6 for drafts that are worth a thought
-PRIOR = 2.0  # rounds by which a position counts as the one before it, until it is known better
 RESTART = 0.1  # weight of what was seen before a pause
 MIN_ROUNDS = 5  # rounds that drafted before anything is concluded
 MIN_PLAIN = 3  # plain rounds before drafting is compared with them
 MIN_TIMED = 2  # rounds of a length before its cost counts as measured
 REFRESH_ROUNDS = 48  # drafting rounds after which a plain one is made, to see what it costs now
-REST_ROUNDS = 16  # rounds of a pause after which the account is brought up to date
 OUTLIER = 2.0  # times the median
 SWITCH = 1.05  # another length is taken if it is that much faster
 
+NEVER = 1 << 62
 DRAFTING, PAUSED = "drafting", "paused"
 ECONOMY, MEASURE = "economy", "measure"  # why a round drafts nothing
-
-
-class Meter:
-    """Median of the newest times."""
-
-    def __init__(self, size=9, skip=0):
-        self._ms = deque(maxlen=size)
-        self._left = skip  # first ones that do not count: they may contain preparations
-
-    def add(self, ms):
-        """Take a time in milliseconds."""
-        if self._left:
-            self._left -= 1
-        else:
-            self._ms.append(ms)
-
-    def clear(self):
-        """Forget all times."""
-        self._ms.clear()
-
-    @property
-    def count(self):
-        """Times that count."""
-        return len(self._ms)
-
-    @property
-    def ms(self):
-        """Median, None before there is one."""
-        return median(self._ms) if self._ms else None
-
-
-class RoundCosts:
-    """What rounds have cost lately on an engine; shared by its answers.
-
-    Attributes
-    ----------
-    plain : Meter
-    """
-
-    def __init__(self):
-        self.plain = Meter(skip=1)
-        self._drafting = {}
-        self._best = {}
-
-    def meter(self, drafter, length):
-        """The Meter of rounds in which a drafter drafted ``length`` tokens."""
-        return self._drafting.setdefault((drafter, length), Meter())
-
-    def best(self, drafter):
-        """The length that paid most when this was last known, else None."""
-        return self._best.get(drafter)
-
-    def remember(self, drafter, length):
-        """Take down the length that pays most."""
-        self._best[drafter] = length
 
 
 @dataclass(frozen=True)
@@ -143,34 +79,101 @@ class Economy:
         Its name.
     verify_length : int
         The longest that may be drafted; shorter legal ones are tried, too.
+    timed : bool
+        Whether the draft's pass can be timed by itself.
 
     Attributes
     ----------
+    reach : int or None
+        Rows that the draft has to be given before it drafts, if it has missed some; None: all.
+    quick : bool
+        A plain step is so short that the work around it shows.
     state : {"drafting", "paused"}
     length : int
         Drafted per round while drafting.
-    balance, debt : float
-        Of the account, plain steps.
+    account : Account
     events : list of EconomyEvent
     """
 
-    def __init__(self, costs, drafter, verify_length):
+    def __init__(self, costs, drafter, verify_length, timed=False):
         self._costs, self._drafter = costs, drafter
+        self.reach, self.quick, self._staged, self._ready = 0, False, False, True
         self.lengths = tuple(n for n in LEGAL if n <= verify_length) or (verify_length,)
         best = costs.best(drafter)
         self.length = best if best in self.lengths else self.lengths[-1]
+        self.prospects = Prospects(costs, drafter, self.lengths, timed)
         self.state, self.resume_at = DRAFTING, None
-        self.balance, self.debt = ALLOWANCE, 0.0
+        self.account = Account()
         self._prepared = set()  # lengths drafted in this answer: their passes are recorded
         self.events, self.pauses, self.switches = [], 0, 0
-        self._weight = 0.0  # rounds that count
-        self._tested = [0.0] * self.lengths[-1]  # per position, weighted
-        self._accepted = [0.0] * self.lengths[-1]
+        self._gains = Gains(self.lengths[-1])
         self._rounds = 0  # that drafted, since the start or the last pause
         self._since_plain = 0
         self._since_switch = 0
-        self._rested, self._feed_ms = 0, 0.0  # plain rounds of a pause that are not paid for yet
         self._checked = False  # p was measured since the rounds began that speak against drafting
+
+    # -- before rounds ------------------------------------------------------------------------
+
+    def begin(self, reach):
+        """Decide how the answer starts: with drafting, or with finding out whether it could pay.
+
+        Parameters
+        ----------
+        reach : int or None
+            See the class.
+        """
+        plain = self._costs.plain.ms
+        self.reach, self.quick = reach, plain is not None and plain < QUICK_MS
+        if self.quick and self.prospects.preparation > PREPARATION:
+            self._staged, self._ready = True, False
+            self.account.save_up()
+            self._wait(0, 0)
+
+    @property
+    def lean(self):
+        """A pause leaves the draft alone, which then misses rows."""
+        return self.quick and self.reach is not None
+
+    @property
+    def waits(self):
+        """Whether it is not even due at the start of the answer to find out more."""
+        return self._staged and self.resume_at != 0
+
+    def due(self, round_index, committed):
+        """The Stage that is to be done before the next round, None for none.
+
+        After ``DRAFT`` and ``VERIFY`` comes ``done``; after ``TRY``, when the draft has all rows
+        that it needs, ``ready``.
+        """
+        if self.state != PAUSED or self._ready or self.resume_at is None:
+            return None
+        if committed < self.resume_at:
+            return None
+        if not self._staged:
+            enough = self.account.debt <= 0 and self.account.holds(self._trial())
+            return Stage(TRY, self._next_length(), 0.0) if enough else None
+        stage = self._stage()
+        if stage is None or not self.account.holds(stage.steps):
+            self._wait(round_index, committed)
+            return None
+        return stage
+
+    def done(self, stage, pass_ms, all_ms, round_index, committed):
+        """Take note of a pass that was timed by itself, and of all that it took to do so."""
+        if stage.what == DRAFT:
+            self._costs.note_draft(self._drafter, pass_ms)
+        else:
+            self._costs.note_verify(stage.length, pass_ms)
+        self._pay(min(all_ms / self._costs.plain.ms, OUTLIER * stage.steps))
+        self._wait(round_index, committed)
+
+    def ready(self, stage):
+        """The draft has its rows: the next round may end the pause."""
+        self._ready = True
+        if self._staged:
+            self._pay(max(0.0, stage.steps - self._lost_in_trial(stage.length)))
+            self.prospects.warmed = True
+            self.lengths, self.length = (stage.length,), stage.length
 
     # -- one round ----------------------------------------------------------------------------
 
@@ -194,9 +197,13 @@ class Economy:
             return 0, ECONOMY
         if self._rounds >= MIN_ROUNDS and not self._review(round_index, committed):
             return 0, MEASURE if self.state == DRAFTING else ECONOMY
-        length = min(self._next_length(), budget)
-        if self._worst(length) > self.balance:
-            fitting = [n for n in self.lengths if n < length and self._worst(n) <= self.balance]
+        wanted = self._next_length()
+        length = min(wanted, budget)
+        if self.quick and length < wanted and not self._worth_preparing(length):
+            return 0, ECONOMY
+        balance = self.account.balance
+        if self._worst(length) > balance:
+            fitting = [n for n in self.lengths if n < length and self._worst(n) <= balance]
             if not fitting:
                 self._pause(round_index, committed, self._account_reason())
                 return 0, ECONOMY
@@ -230,49 +237,58 @@ class Economy:
             most = self._cost(drafted) * (1.0 if first else OUTLIER)
             self._pay(min(ms, most) / plain.ms - emitted - REFILL * emitted)
             if first:
-                self.debt += min(max(0.0, ms - most) / plain.ms, MOST_DEBT)
+                self.account.owe(max(0.0, ms - most) / plain.ms)
         self._prepared.add(drafted)
         if drafted in self.lengths and not first:
             self._costs.meter(self._drafter, drafted).add(ms)
         if not ended:
-            self._see(drafted, accepted)
+            self._rounds += 1
+            self._gains.see(drafted, accepted)
 
-    def rest(self, ms, feed_ms):
-        """Take note of a plain round of a pause; little work, because it is done for every token."""
-        self._costs.plain.add(ms)
-        self._rested += 1
-        self._feed_ms += feed_ms
-        if self._rested == REST_ROUNDS:
-            plain = self._costs.plain.ms
-            if plain is not None:
-                self._pay(min(self._feed_ms / plain, REST_ROUNDS) - REFILL * REST_ROUNDS)
-            self._since_plain, self._rested, self._feed_ms = 0, 0, 0.0
+    def rest(self, times, feed_ms):
+        """Take note of the plain rounds of a pause, all at once.
 
-    def rests(self, committed):
-        """Whether the next round is surely a plain one of a pause."""
-        return self.state == PAUSED and committed < self.resume_at
+        Parameters
+        ----------
+        times : list of float
+            Milliseconds of each.
+        feed_ms : float
+            What was spent on the drafter in them.
+        """
+        if not times:
+            return
+        self._costs.plain.extend(times[-MIN_PLAIN:])
+        plain, n = self._costs.plain.ms, len(times)
+        self._since_plain = 0
+        self._pay(min(feed_ms / plain, n) - REFILL * n)
+
+    def rests_until(self, committed):
+        """Committed tokens up to which rounds are surely plain ones; 0 if the next is not."""
+        if self.state != PAUSED:
+            return 0
+        if self.resume_at is None:
+            return NEVER
+        until = self.resume_at
+        if not self._staged and not self._ready:
+            until = max(until, committed + self.account.tokens_until(self._trial()))
+        return until if until > committed else 0
 
     def restart(self):
         """Drafting was stopped and begins anew: what was seen before counts little."""
         self._rounds = 0
-        self._age(RESTART)
+        self._gains.age(RESTART)
         self._checked = False
 
     # -- estimates ----------------------------------------------------------------------------
 
     def gain(self, length):
         """Tokens that a round of ``length`` drafts is expected to emit."""
-        total, survive, rate = 1.0, 1.0, 1.0
-        for tested, accepted in zip(self._tested[:length], self._accepted[:length]):
-            rate = (accepted + PRIOR * rate) / (tested + PRIOR)
-            survive *= rate
-            total += survive
-        return total
+        return self._gains.of(length)
 
     def speedup(self, length):
         """Estimated speed of a length against plain decoding; None before it is measured."""
         plain = self._costs.plain.ms
-        if plain is None or not self._weight or self._is_untried(length):
+        if plain is None or not self._gains.weight or self._is_untried(length):
             return None
         return self.gain(length) * plain / self._cost(length)
 
@@ -292,22 +308,13 @@ class Economy:
             "measured": measured, "events": [asdict(event) for event in self.events],
         }  # fmt: skip
 
-    def _see(self, drafted, accepted):
-        self._rounds += 1
-        self._age(KEPT)
-        self._weight += 1
-        for position in range(min(accepted + 1, drafted)):
-            self._tested[position] += 1
-            self._accepted[position] += position < accepted
-
-    def _age(self, factor):
-        self._weight *= factor
-        self._tested = [factor * n for n in self._tested]
-        self._accepted = [factor * n for n in self._accepted]
-
     def _cost(self, length):
         """Milliseconds of a round that drafts ``length`` tokens, also of one never made."""
         plain = self._costs.plain.ms
+        if not self._costs.meter(self._drafter, length).count:
+            parts = self.prospects.measured(length)
+            if parts is not None:
+                return parts
         for known in self.lengths:  # the next longer one stands for a length that is none of these
             meter = self._costs.meter(self._drafter, known)
             if known >= length and meter.count:
@@ -322,7 +329,29 @@ class Economy:
         return self._cost(length) / self._costs.plain.ms - 1.0
 
     def _is_untried(self, length):
-        return self._costs.meter(self._drafter, length).count < MIN_TIMED
+        timed = self._costs.meter(self._drafter, length).count
+        return timed < MIN_TIMED and self.prospects.measured(length) is None
+
+    def _worth_preparing(self, length):
+        """Whether the last round of an answer may take a pass of a shape of its own."""
+        prepare = self._costs.prepare_ms
+        return length in self._prepared or prepare is None or (
+            prepare < length * self._costs.plain.ms
+        )
+
+    def _lost_in_trial(self, length):
+        """Plain steps that the first rounds may lose before anything is concluded."""
+        return min(MIN_ROUNDS * max(0.0, self._worst(length)), ALLOWANCE - 0.5)
+
+    def _trial(self):
+        return self._lost_in_trial(self._next_length())
+
+    def _stage(self):
+        """The next Stage on the way to drafting, None if it will not come to that."""
+        if self.reach is None:
+            return None
+        stage = self.prospects.next_stage(self.reach, self._lost_in_trial)
+        return None if stage is None or stage.steps > PURSE else stage
 
     def _untried(self):
         """A length whose cost is not known and that might pay, None for none."""
@@ -346,10 +375,7 @@ class Economy:
     # -- decisions ----------------------------------------------------------------------------
 
     def _pay(self, loss):
-        if loss < 0 and self.debt > 0 and self.state == PAUSED:
-            paid = min(self.debt, -loss)
-            self.debt, loss = self.debt - paid, loss + paid
-        self.balance = min(ALLOWANCE, self.balance - loss)
+        self.account.pay(loss, self.state == PAUSED)
 
     def _review(self, round_index, committed):
         """Whether drafting goes on; settles the length or pauses. False, too, to measure p first."""
@@ -357,7 +383,7 @@ class Economy:
         if not known:
             return True
         best = max(known, key=lambda n: (known[n], -n))
-        doubt = DOUBT / max(self._weight, 1.0) ** 0.5
+        doubt = DOUBT / max(self._gains.weight, 1.0) ** 0.5
         if known[best] < 1.0 - doubt and self._untried() is None:
             if not self._checked:  # before it is given up, what a plain step costs now
                 self._checked = True
@@ -386,21 +412,48 @@ class Economy:
         pause = min(FIRST_PAUSE << min(self.pauses, 16), LONGEST_PAUSE)
         self.pauses += 1
         self.state, self.resume_at = PAUSED, committed + pause
+        self._ready = not self.lean
         self._event(
             "paused", round_index, committed, speedup,
             f"{reason}; drafting pauses for {pause} tokens or more",
         )  # fmt: skip
 
+    def _wait(self, round_index, committed):
+        """Pause until the next stage can be paid for, and say what is known."""
+        stage, known = self._stage(), self.prospects.sentence()
+        self.state, self._ready, speedup = PAUSED, False, self.prospects.ceiling(
+            self.prospects.best()
+        )
+        if stage is not None:
+            wait = self.account.tokens_until(stage.steps)
+            self.resume_at = committed + wait
+            if not wait:
+                return
+            reason = (
+                f"{known}; finding out more would cost about {stage.steps:.0f} plain steps and "
+                "waits until that is within what may be spent"
+            )
+        else:
+            self.resume_at = None
+            reason = f"drafting cannot pay: {known}" if speedup < 1 else (
+                f"{known}; finding out more would cost more than it is worth"
+            )
+        self.pauses = max(1, self.pauses)
+        self._event("paused", round_index, committed, speedup, reason)
+
     def _resume(self, round_index, committed):
         """End a pause that is over, if the account holds what a trial may cost."""
-        trial = min(MIN_ROUNDS * self._worst(self._next_length()), ALLOWANCE - 0.5)
-        if committed < self.resume_at or self.debt > 0 or self.balance < trial:
+        if not self._ready or committed < self.resume_at:
             return False
+        account = self.account
+        if not self.lean and (account.debt > 0 or account.balance < self._trial()):
+            return False
+        again = " again" if self._prepared else ""
         self.state, self.resume_at = DRAFTING, None
         self.restart()
         self._event(
             "resumed", round_index, committed, None,
-            f"drafting is tried again, {self._next_length()} tokens per round",
+            f"drafting is tried{again}, {self._next_length()} tokens per round",
         )  # fmt: skip
         return True
 
@@ -413,8 +466,9 @@ class Economy:
         )
 
     def _account_reason(self):
+        spent = ALLOWANCE - self.account.balance + self.account.debt
         return (
-            f"drafting has cost {ALLOWANCE - self.balance + self.debt:.0f} plain steps more than it "
+            f"drafting has cost {spent:.0f} plain steps more than it "
             "saved of late, and another round could cost more than is allowed"
         )
 

@@ -33,6 +33,8 @@ class GuardedDrafter:
     Attributes
     ----------
     fault : DrafterFault or None
+    lags : bool
+        Rows of the session are kept from it for the time being: it holds the ones before them.
     name, taps, block_size
         The drafter's.
     """
@@ -44,7 +46,32 @@ class GuardedDrafter:
         self._vocab_size = vocab_size
         self._n_past = 0
         self._ids, self._observed = [], ()  # tokens of the rows that the drafter holds
-        self.fault = None
+        self.fault, self.lags = None, False
+
+    @property
+    def length(self):
+        """Committed rows that the drafter holds, or 0 after a fault."""
+        return self._call("context", lambda: self.drafter.length) or 0
+
+    @property
+    def reach(self):
+        """Rows that it needs to see before it drafts, when it has missed some; None for all."""
+        return 0 if not self.taps else getattr(self.drafter, "reach", None)
+
+    @property
+    def timed(self):
+        """Whether its pass can be timed by itself."""
+        return hasattr(self.drafter, "time_pass")
+
+    def time_pass(self, anchor, n):
+        """Run the pass that proposes ``n`` tokens once, to see what it takes; proposes nothing."""
+        self._call("propose", lambda: self.drafter.time_pass(anchor, n))
+
+    def skip(self, tokens):
+        """Count rows as held that no later block will see; they come from an earlier time."""
+        self._call("observe", lambda: self.drafter.skip(len(tokens)))
+        if self.fault is None:
+            self._ids += tokens
 
     @property
     def drafter_max(self):
@@ -130,7 +157,7 @@ class GuardedDrafter:
         wanted = 0 if self.fault is not None else length
         if tokens is not None:
             wanted = min(wanted, self._shared(tokens))
-        self.fault, self._observed = None, ()
+        self.fault, self._observed, self.lags = None, (), False
         kept = self._call("rewind", lambda: self.drafter.rewind(wanted))
         if self.fault is None and not 0 <= kept <= wanted:
             self._set_fault("rewind", "ValueError", f"it kept {kept!r} rows of {wanted}")

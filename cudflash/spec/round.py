@@ -2,7 +2,8 @@
 
 Owns the carried frontier of one answer: the anchor (newest token, chosen but not evaluated) and how
 many rows before it are committed. Must not know models, devices, text or events. Invariant: between
-rounds exactly the rows before the anchor are committed, in the target and in the drafter alike.
+rounds exactly the rows before the anchor are committed in the target, and at every proposal in the
+drafter alike.
 
 One round, by the caller::
 
@@ -25,12 +26,12 @@ an error is one only if plain decoding has it too.
 import time
 from dataclasses import dataclass
 
-from cudflash.spec.acceptance import MATCH, PLAIN, RATIO, STOPPED, decide, rule_in_effect
+from cudflash.spec.acceptance import MATCH, RATIO, STOPPED, decide, rule_in_effect
 from cudflash.spec.drafters import DraftContext
 from cudflash.spec.economy import ECONOMY
 from cudflash.spec.gate import OPEN
 from cudflash.spec.proposals import NOTHING, DraftSampler, Proposal
-from cudflash.spec.stats import RoundRecord, SpecStats
+from cudflash.spec.stats import PlainRun, RoundRecord, SpecStats
 from cudflash.spec.verify_length import check_verify_length, cut_after_stop, draft_budget
 
 _IDLE, _PLANNED, _DECIDED = "idle", "planned", "decided"
@@ -292,37 +293,39 @@ class RoundState:
         self._note_costs(record, ended)
         return record
 
-    def rests(self):
-        """Whether the coming round is surely plain: measured times have paused drafting."""
-        economy = self.economy
-        return (
-            economy is not None and self.fault is None and self.gate.state == OPEN
-            and economy.rests(self.committed)
-        )  # fmt: skip
+    def rests_until(self):
+        """Committed rows up to which rounds are surely plain, because of times; 0 for none."""
+        if self.economy is None or self.fault is not None or self.gate.state != OPEN:
+            return 0
+        until = self.economy.rests_until(self.committed)
+        return until + self._n_prompt if until else 0
 
-    def settle_plain(self, token, ms, feed_ms):
-        """A round of a pause that the caller has made by itself: one row, one token, nothing else.
+    def settle_run(self, tokens, times, feed_ms):
+        """Take down rounds of a pause, which the caller has made: one row and one token each.
 
         Parameters
         ----------
-        token : int
-        ms, feed_ms : float
-            Of the target pass and the choice; of keeping rows for the drafter.
+        tokens : list of int
+            At least one.
+        times : list of float
+            Milliseconds of target pass and choice, per round.
+        feed_ms : float
+            Of keeping rows for the drafter, in all.
 
         Returns
         -------
-        RoundRecord
+        PlainRun
         """
         self._expect(_IDLE)
-        record = RoundRecord(
-            self.stats.rounds, self.n_past, self.anchor, (), 0, 0, (token,), 1, PLAIN,
-            self.gate.state, ECONOMY, (), feed_ms, ms, 0.0,
+        run = PlainRun(
+            self.stats.rounds, self.n_past, self.anchor, tuple(tokens), tuple(times), feed_ms,
+            self.gate.state, ECONOMY,
         )  # fmt: skip
-        self.n_past += 1
-        self.anchor = token
-        self.stats.record_plain(record)
-        self.economy.rest(ms, feed_ms)
-        return record
+        self.n_past += len(tokens)
+        self.anchor = tokens[-1]
+        self.stats.record_run(run)
+        self.economy.rest(times, feed_ms)
+        return run
 
     def abandon(self):
         """Forget the round in progress; the frontier stays where it was. Idempotent."""
@@ -343,10 +346,6 @@ class RoundState:
         new = () if self.economy is None else self.economy.events[self._decisions_seen :]
         self._decisions_seen += len(new)
         return tuple(new)
-
-    def trace(self):
-        """One dict per finished round, for receipts."""
-        return [record.to_dict() for record in self.stats.records]
 
     # -- parts --------------------------------------------------------------------------------
 

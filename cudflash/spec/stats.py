@@ -18,10 +18,10 @@ answer.
 """
 
 from dataclasses import dataclass
-from statistics import median
 
 from cudflash.errors import CudflashError, UsageError
 from cudflash.spec.acceptance import BONUS, CORRECTED, PLAIN, STOPPED, Trial
+from cudflash.spec.costs import median
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,51 @@ class RoundRecord:
         return record
 
 
+@dataclass(frozen=True)
+class PlainRun:
+    """Rounds of a pause one after the other, without drafts; a record each only when asked for.
+
+    Attributes
+    ----------
+    index, n_past, anchor : int
+        Of the first.
+    tokens : tuple of int
+        Decided, one per round.
+    times : tuple of float
+        Milliseconds of target pass and choice, per round.
+    feed_ms : float
+        Spent on the drafter, in all.
+    gate, skipped : str
+    """
+
+    index: int
+    n_past: int
+    anchor: int
+    tokens: tuple[int, ...]
+    times: tuple[float, ...]
+    feed_ms: float
+    gate: str
+    skipped: str
+
+    def records(self):
+        """Return the RoundRecord of each round."""
+        feed, before = self.feed_ms / len(self.tokens), (self.anchor, *self.tokens)
+        first = RoundRecord(
+            self.index, self.n_past, self.anchor, (), 0, 0, self.tokens[:1], 1, PLAIN, self.gate,
+            self.skipped, (), feed, self.times[0], 0.0,
+        )  # fmt: skip
+        fields, made, index, n_past = vars(first), [], self.index, self.n_past
+        for anchor, token, ms in zip(before, self.tokens, self.times):
+            own = fields.copy()  # a third of the time that RoundRecord(...) takes
+            own["index"], own["n_past"], own["anchor"] = index, n_past, anchor
+            own["decided"], own["verify_ms"] = (token,), ms
+            record = object.__new__(RoundRecord)
+            object.__setattr__(record, "__dict__", own)
+            made.append(record)
+            index, n_past = index + 1, n_past + 1
+        return made
+
+
 class SpecStats:
     """Counters of one answer.
 
@@ -105,14 +150,17 @@ class SpecStats:
 
     Attributes
     ----------
-    records : list of RoundRecord
+    rounds : int
+        Target passes after the prompt's.
     proposed_at, tested_at, accepted_at : list of int
         Per position in the block; index 0 is the first draft.
     """
 
     def __init__(self, plain_step_ms=None):
         self._plain_given = plain_step_ms
-        self.records = []
+        self._made = []  # RoundRecord, and PlainRun for rounds of a pause
+        self._records = None  # all as RoundRecord, once they were asked for
+        self.rounds = 0
         self.ends = dict.fromkeys((PLAIN, BONUS, CORRECTED, STOPPED), 0)
         self.skipped = {}
         self.drafted = self.tested = self.accepted = self.accepted_emitted = 0
@@ -120,6 +168,7 @@ class SpecStats:
         self.proposed_at, self.tested_at, self.accepted_at = [], [], []
         self.draft_ms = self.verify_ms = self.decide_ms = self.plain_ms = 0.0
         self._plain_times = []
+        self._median = 0, None  # of how many of them
         self._drafting_emitted, self._drafting_ms = 0, 0.0
 
     def give_plain_step(self, ms):
@@ -127,13 +176,31 @@ class SpecStats:
         self._plain_given = ms
 
     @property
-    def rounds(self):
-        """Target passes after the prompt's."""
-        return len(self.records)
+    def records(self):
+        """The RoundRecord of every round."""
+        if self._records is None:
+            self._records = []
+            for made in self._made:
+                self._records += made.records() if isinstance(made, PlainRun) else (made,)
+        return self._records
+
+    @property
+    def drafting_records(self):
+        """Those of rounds that drafted."""
+        return [r for r in self._made if isinstance(r, RoundRecord) and r.drafted]
+
+    def trace(self):
+        """One dict per finished round, for receipts."""
+        return [record.to_dict() for record in self.records]
+
+    def _add(self, made, n_rounds):
+        self._made.append(made)
+        self._records = None
+        self.rounds += n_rounds
 
     def record(self, record):
         """Add a finished round."""
-        self.records.append(record)
+        self._add(record, 1)
         self.ends[record.end] += 1
         n = len(record.drafted)
         self.drafted += n
@@ -152,15 +219,16 @@ class SpecStats:
                 counts[position] += 1
         self._record_times(record, n)
 
-    def record_plain(self, record):
-        """Add a finished round without drafts that emitted its one token: ``record``, but quicker."""
-        self.records.append(record)
-        self.ends[PLAIN] += 1
-        self.emitted += 1
-        self.draft_ms += record.draft_ms
-        self.plain_ms += record.verify_ms
-        self.skipped[record.skipped] = self.skipped.get(record.skipped, 0) + 1
-        self._plain_times.append(record.verify_ms)
+    def record_run(self, run):
+        """Add the rounds of a ``PlainRun``."""
+        n = len(run.tokens)
+        self._add(run, n)
+        self.ends[PLAIN] += n
+        self.emitted += n
+        self.draft_ms += run.feed_ms
+        self.plain_ms += sum(run.times)
+        self.skipped[run.skipped] = self.skipped.get(run.skipped, 0) + n
+        self._plain_times += run.times
 
     def _record_times(self, record, n):
         self.draft_ms += record.draft_ms
@@ -200,7 +268,11 @@ class SpecStats:
     @property
     def plain_step_ms(self):
         """Median time of the plain rounds, else the one given, else None."""
-        return median(self._plain_times) if self._plain_times else self._plain_given
+        if not self._plain_times:
+            return self._plain_given
+        if self._median[0] != len(self._plain_times):
+            self._median = len(self._plain_times), median(self._plain_times)
+        return self._median[1]
 
     @property
     def estimated_speedup(self):

@@ -93,7 +93,7 @@ class ScriptedReceipt(dict):
     """A receipt that needs no files."""
 
     def of(self, part):
-        return ScriptedReceipt({**self, **part})
+        return ScriptedReceipt({**self, **part()})
 
     def __call__(self):
         return dict(self)

@@ -430,7 +430,7 @@ def test_ratio_replays_from_the_seed_and_differs_from_plain():
     config = SamplingConfig()
     one = drafted(config, 200, Sampled(), accept="ratio")
     two = drafted(config, 200, Sampled(), accept="ratio")
-    assert one.tokens == two.tokens and one.state.trace() == two.state.trace()
+    assert one.tokens == two.tokens and one.state.stats.trace() == two.state.stats.trace()
     other = drafted(config, 200, Sampled(), accept="ratio", seed=12)
     assert other.tokens != one.tokens != plain(config, 200)
 

@@ -11,14 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cudflash.spec.costs import RoundCosts
 from cudflash.spec.economy import (
     ALLOWANCE,
     MEASURE,
     REFILL,
     UNTRIED,
     Economy,
-    RoundCosts,
 )
+from cudflash.spec.prospects import DRAFT, DRAFT_SHARE, TIMINGS, TRY
 
 PLAIN = 10.0  # ms
 
@@ -172,7 +173,7 @@ def test_what_feeding_costs_is_charged():
     for trials."""
     free = World(rate=0.1).run(3000)[0]
     fed = World(rate=0.1, feed=0.05).run(3000)[0]
-    assert fed.pauses < free.pauses and fed.balance < 0.5
+    assert fed.pauses < free.pauses and fed.account.balance < 0.5
 
 
 def test_no_round_drafts_before_plain_ones_were_timed():
@@ -212,3 +213,134 @@ def test_preparations_are_paid_off_before_the_next_trial_and_stop_no_draft_that_
     assert taken - 1000 <= ALLOWANCE + 40 + 1e-6 and economy.pauses == 1
     economy, taken, _ = Recording(rate=0.9).run(1000)
     assert taken < 700 and economy.pauses == 0
+
+
+@dataclass
+class QuickWorld(World):
+    """A target whose steps are so quick that preparing a pass takes many of them.
+
+    Played as the rounds of the engine play it: what is due is done, pauses are plain rounds.
+    """
+
+    plain: float = 0.2  # ms
+    prepare: float = 17.0  # plain steps
+    reach: int | None = 64  # rows that the draft has to be given
+    timed: bool = True
+
+    def _stage(self, economy, stage, committed, prepared):
+        """Plain steps that a stage takes; tells the economy."""
+        if stage.what == TRY:
+            economy.ready(stage)
+            return 0.0
+        key = stage.what if stage.what == DRAFT else stage.length
+        share = DRAFT_SHARE if stage.what == DRAFT else 1.0
+        first = 0.0 if key in prepared else share * self.prepare
+        prepared.add(key)
+        steps = self.draft if stage.what == DRAFT else 1 + self.row * stage.length
+        taken = first + TIMINGS * steps
+        economy.done(stage, self.plain * steps, self.plain * taken, 0, committed)
+        return taken
+
+    def run(self, n_tokens, verify_length=7):
+        """As in World: (economy, plain steps taken, rounds)."""
+        rng, prepared = random.Random(self.seed), set()
+        costs, p = self.costs, self.plain
+        taken, committed, rounds = 0.0, 0, []
+        if costs.plain.ms is None:  # the engine's first answer: three plain steps, timed
+            costs.plain.extend([p])
+            costs.note_preparation(p * self.prepare)
+            taken += 1 + TIMINGS
+        economy = Economy(costs, "simulated", verify_length, self.timed)
+        economy.begin(self.reach)
+        lags = economy.waits
+        while committed < n_tokens:
+            while (stage := economy.due(len(rounds), committed)) is not None:
+                if stage.what == TRY and lags and self.reach:  # rounds that keep rows
+                    n = min(self.reach, n_tokens - committed)
+                    economy.rest([p] * n, 0.0)
+                    first = "taps" not in prepared
+                    prepared.add("taps")
+                    taken += n * (1 + 0.05) + first * self.prepare * (1 + DRAFT_SHARE)
+                    committed += n
+                    rounds += [(0, 1, "economy")] * n
+                    lags = False
+                taken += self._stage(economy, stage, committed, prepared)
+            n = min(economy.rests_until(committed), n_tokens) - committed
+            if n > 0:
+                economy.rest([p] * n, 0.0)
+                committed, taken, lags = committed + n, taken + n, economy.lean
+                rounds += [(0, 1, "economy")] * n
+                continue
+            if committed >= n_tokens:
+                break
+            length, why = economy.choose(n_tokens - committed, len(rounds), committed)
+            rate = self.rate(committed) if callable(self.rate) else self.rate
+            accepted = 0
+            while accepted < length and rng.random() < rate:
+                accepted += 1
+            emitted = min(accepted + 1, n_tokens - committed)
+            steps = self.cost(length) * (1 + self.noise * rng.uniform(-1, 1))
+            if length and length not in prepared:
+                prepared.add(length)
+                steps += self.prepare
+            committed, taken = committed + emitted, taken + steps
+            economy.record(length, accepted, emitted, p * steps, 0.0, committed >= n_tokens)
+            rounds.append((length, emitted, why))
+        return economy, taken, rounds
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    draft=st.floats(0.0, 6.0),
+    row=st.floats(0.0, 1.0),
+    rates=st.lists(st.floats(0.0, 0.99), min_size=1, max_size=6),
+    span=st.integers(20, 400),
+    prepare=st.floats(0.2, 60.0),
+    reach=st.sampled_from([0, 64, 128, None]),
+    verify_length=st.sampled_from([3, 7, 15]),
+    n_tokens=st.sampled_from([1000, 3000]),
+    seed=st.integers(0, 10**6),
+)
+def test_a_quick_target_is_never_more_than_five_percent_slower(
+    draft, row, rates, span, prepare, reach, verify_length, n_tokens, seed
+):
+    """Catches preparations that nobody pays for: recording a pass takes up to 60 plain steps, in the
+    first answer of an engine and in a later one, which knows the costs and has to record anew."""
+
+    def rate(committed):
+        return rates[committed // span % len(rates)]
+
+    world = QuickWorld(draft, row, rate, prepare=prepare, reach=reach, seed=seed)
+    for _ in range(2):
+        _, taken, _ = world.run(n_tokens, verify_length)
+        assert taken <= 1.05 * n_tokens
+
+
+def test_what_cannot_pay_is_found_out_without_a_round():
+    """Catches trials of a pair whose passes alone take longer than all accepted drafts could save,
+    and figures that the sentence does not have."""
+    economy, taken, rounds = QuickWorld(draft=4.2, row=0.6, rate=1.0).run(4000)
+    assert all(not length for length, *_ in rounds) and taken < 4000 + 60
+    last = economy.events[-1]
+    assert last.kind == "paused" and last.resume_at is None and last.speedup < 1
+    assert "a draft pass takes 4.2 plain steps and verifying 7 drafts takes 5.2" in last.reason
+    assert "cannot pay" in last.reason
+
+
+def test_a_quick_target_drafts_in_the_end_where_that_pays():
+    """Catches saving that never ends: a draft that brings 1.9 times, and one without a pass of its
+    own, which needs less preparation."""
+    economy, _, rounds = QuickWorld(draft=0.3, row=0.1, rate=0.95, prepare=8.0).run(3000)
+    assert economy.state == "drafting" and [n for n, *_ in rounds[-50:]].count(7) > 40
+    _, taken, rounds = QuickWorld(
+        draft=0.0, row=0.1, rate=0.9, prepare=8.0, reach=0, timed=False
+    ).run(1000)
+    assert taken < 700
+
+
+def test_a_slow_target_drafts_at_once_whatever_preparing_takes():
+    """Catches thrift where there is nothing to save: a step of 20 ms, 50 ms to record a pass."""
+    world = QuickWorld(rate=0.9, plain=20.0, prepare=2.5)
+    economy, taken, rounds = world.run(1000)
+    assert [why for *_, why in rounds[:4]] == [MEASURE, MEASURE, MEASURE, ""]
+    assert taken < 550 and economy.pauses == 0

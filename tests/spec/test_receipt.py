@@ -11,6 +11,7 @@ from cudflash.receipt import (
     ordered,
     read_receipt,
     receipt_digest,
+    SpeculativePart,
     speculative_part,
     to_json,
     validate_receipt,
@@ -55,7 +56,8 @@ def receipt(speculative, draft=DRAFT, sampling=GREEDY):
 
 
 def part(answer, mode="auto", accept="match", findings=()):
-    return speculative_part(mode, accept, answer.state, answer.guard, 7, findings)
+    found = speculative_part(mode, accept, answer.state, answer.guard, 7, findings)
+    return SpeculativePart(found, answer.state.stats)()["speculative"]
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +92,7 @@ def test_answers_without_drafter_or_rounds_are_valid():
     validate_receipt(receipt(none, draft=None))
     answer = drafted(GREEDY, 1, Random(1))
     short = speculative_part("on", "match", None, answer.guard, 7)
+    short = SpeculativePart(short, None)()["speculative"]
     assert not validate_receipt(receipt(short))["speculative"]["used"]
 
 

@@ -222,7 +222,7 @@ def test_a_broken_round_can_be_tried_again(name, accept, step):
 
     drafter = Audited(scripted(name, expected))
     answer = drafted(WARM, 200, drafter, accept=accept, break_round=break_round)
-    assert answer.tokens == whole.tokens and answer.state.trace() == whole.state.trace()
+    assert answer.tokens == whole.tokens and answer.state.stats.trace() == whole.state.stats.trace()
     assert len(seen) > 3 and drafter.rollbacks >= len(seen)
 
 

@@ -1,0 +1,143 @@
+"""Targets so quick that preparing to draft can cost more than drafting may: what to find out first.
+
+Owns the order in which parts of a round are measured before one is made, and what each step may
+cost. Must not know the account, answers or clocks. All steps are plain steps: p, the time of one.
+
+A round that drafts n tokens needs a pass of the draft and one of the target over n + 1 rows. Before
+either is recorded, what it takes is bounded from below: a pass of n + 1 rows takes p at least, and
+n + 1 times what a row takes in a long pass (the prompt's: no row of a shorter one costs less). So
+
+    ceiling(n) = (n + 1) / (verify + draft)
+
+is the speed-up when every draft is accepted, and what is measured only lowers it. Where no length
+has a ceiling of ``WORTH``, no draft is worth a trial, and none is made. Else the next thing to do is
+the first of these that was not done:
+
+* time the draft's pass, which is recorded first;
+* time the target's pass for the length with the highest ceiling, likewise;
+* a trial: the draft is given the rows that it has missed, and rounds are made.
+
+Each is told with its price, so that it is paid for before it is begun.
+"""
+
+from dataclasses import dataclass
+
+QUICK_MS = 2.0  # a plain step below which the work around it shows (about 0.02 ms per round)
+WORTH = 1.15  # least ceiling that is worth a trial: real drafts are not all accepted
+RECORDINGS = 3.0  # of a pass like the target's, in all: verifying, draft, its context, taps
+DRAFT_SHARE = 0.7  # of what recording a pass of the target takes, for the draft's
+GUESS = 3.0  # plain steps of a draft pass that was never timed
+ROW = 0.6  # plain steps of a row in a target pass that was never timed
+TAPPED = 0.1  # plain steps more for a round that captures layers and keeps them
+
+TIMINGS = 2  # runs of a pass that is timed, the first one not counted
+
+DRAFT, VERIFY, TRY = "draft", "verify", "try"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What to do next, and what it takes in plain steps."""
+
+    what: str  # "draft", "verify" or "try"
+    length: int
+    steps: float
+
+
+class Prospects:
+    """What is known about a pair on an engine before it drafts.
+
+    Parameters
+    ----------
+    costs : RoundCosts
+    drafter : str
+        Its name.
+    lengths : tuple of int
+        That may be drafted.
+    timed : bool
+        Whether its pass can be timed by itself. Of one that cannot, nothing is known.
+    """
+
+    def __init__(self, costs, drafter, lengths, timed):
+        self._costs, self._drafter, self._lengths = costs, drafter, lengths
+        self._timed = timed
+        self.warmed = False  # in this answer the draft was given missed rows before
+
+    @property
+    def preparation(self):
+        """Plain steps that preparing to draft takes in all, at least; 0 if unknown."""
+        ms, plain = self._costs.prepare_ms, self._costs.plain.ms
+        if ms is None or not plain:
+            return 0.0
+        return (RECORDINGS if self._timed else 1.0) * ms / plain
+
+    def draft(self):
+        """Plain steps of the draft's pass, None if not known."""
+        ms = self._costs.draft_ms(self._drafter)
+        return None if ms is None else ms / self._costs.plain.ms
+
+    def verify(self, length):
+        """Plain steps of the target's pass, at least."""
+        plain, ms = self._costs.plain.ms, self._costs.verify_ms(length)
+        if ms is not None:
+            return ms / plain
+        row = self._costs.row_ms
+        return 1.0 if row is None else max(1.0, (length + 1) * min(1.0, row / plain))
+
+    def measured(self, length):
+        """Milliseconds of a round, from its parts; None unless all of them were timed."""
+        draft = self._costs.draft_ms(self._drafter) if self._timed else 0.0
+        verify = self._costs.verify_ms(length)
+        return None if draft is None or verify is None else draft + verify
+
+    def ceiling(self, length):
+        """Speed-up when every draft is accepted, at most."""
+        return (length + 1) / (self.verify(length) + (self.draft() or 0.0))
+
+    def best(self):
+        """The length with the highest ceiling, the shortest of equal ones."""
+        return max(self._lengths, key=lambda n: (self.ceiling(n), -n))
+
+    def next_stage(self, reach, round_steps):
+        """Return the Stage that comes next, None where no trial is worth it.
+
+        Parameters
+        ----------
+        reach : int
+            Rows that the draft has to be given before it drafts.
+        round_steps : callable
+            Plain steps that the rounds of a trial may lose, by length.
+        """
+        length = self.best()
+        if self.ceiling(length) < WORTH:
+            return None
+        prepare = (self._costs.prepare_ms or 0.0) / self._costs.plain.ms
+        if self._timed and self.draft() is None:
+            return Stage(DRAFT, length, DRAFT_SHARE * prepare + TIMINGS * GUESS)
+        if self._costs.verify_ms(length) is None:
+            least = max(self.verify(length), ROW * (length + 1))
+            return Stage(VERIFY, length, prepare + TIMINGS * least)
+        missing = reach * TAPPED
+        if self._timed and not self.warmed:
+            missing += prepare * (1 + DRAFT_SHARE)
+        return Stage(TRY, length, missing + round_steps(length))
+
+    def sentence(self):
+        """What the ceiling of the best length is, and why."""
+        length = self.best()
+        draft, verify = self.draft(), self.verify(length)
+        if self._timed and draft is None:
+            return (
+                f"a plain step takes {self._costs.plain.ms:.2f} ms, and preparing to draft at least "
+                f"{self.preparation:.0f} of them"
+            )
+        least = "" if self._costs.verify_ms(length) is not None else "at least "
+        parts = f"verifying {length} drafts takes {least}{verify:.1f}"
+        if draft is not None:
+            parts = f"a draft pass takes {draft:.1f} plain steps and {parts}"
+        else:
+            parts += " plain steps"
+        return (
+            f"{parts}, so drafting would run at {self.ceiling(length):.2f} times the speed of plain "
+            "decoding at most, if every draft was accepted"
+        )
