@@ -23,6 +23,8 @@ from cudflash.errors import CudflashError, UsageError
 from cudflash.spec.acceptance import BONUS, CORRECTED, PLAIN, STOPPED, Trial
 from cudflash.spec.costs import median
 
+MIN_OWN_STEPS = 3  # plain rounds of an answer before they say more than what was measured elsewhere
+
 
 @dataclass(frozen=True)
 class RoundRecord:
@@ -267,11 +269,15 @@ class SpecStats:
 
     @property
     def plain_step_ms(self):
-        """Median time of the plain rounds, else the one given, else None."""
-        if not self._plain_times:
+        """Median time of the plain rounds but the first, else the one given, else None.
+
+        The first plain round of an answer may record its pass, which takes many steps.
+        """
+        n = len(self._plain_times) - 1
+        if n < 1 or (n < MIN_OWN_STEPS and self._plain_given is not None):
             return self._plain_given
-        if self._median[0] != len(self._plain_times):
-            self._median = len(self._plain_times), median(self._plain_times)
+        if self._median[0] != n:
+            self._median = n, median(self._plain_times[1:])
         return self._median[1]
 
     @property

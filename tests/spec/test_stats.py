@@ -57,15 +57,15 @@ def test_a_trace_counted_by_hand():
 
 def test_times_and_speedup():
     """Catches plain rounds in the verify time, and a speed-up against an unmeasured step (A97)."""
-    stats = counted(TRACE)
+    stats = counted(TRACE, plain_step_ms=8.5)
     assert (stats.draft_ms, stats.verify_ms, stats.plain_ms) == (4, 40, 8)
     assert stats.decide_ms == 2.5 and stats.plain_step_ms == 8.5
     assert stats.estimated_speedup == pytest.approx(10 * 8.5 / 54.5)
     assert stats.draft_speedup == pytest.approx(9 * 8.5 / 46)
     assert stats.warning() == ""
-    slow = counted(TRACE[1:])
+    slow = counted(TRACE[1:], plain_step_ms=8.5)
     assert slow.draft_speedup < 1.5
-    losing = counted([TRACE[2], TRACE[2], TRACE[3]])
+    losing = counted([TRACE[2], TRACE[2], TRACE[3]], plain_step_ms=8.5)
     assert losing.draft_speedup == pytest.approx(2 * 8.5 / 23)
     assert "0.74 times" in losing.warning() and "0%" in losing.warning()
 
@@ -75,7 +75,16 @@ def test_speedup_without_a_plain_step_is_unknown():
     assert counted(TRACE[:1]).estimated_speedup is None
     assert counted(TRACE[:1]).warning() == ""
     assert counted(TRACE[:1], plain_step_ms=11.5).estimated_speedup == pytest.approx(4.0)
-    assert counted(TRACE, plain_step_ms=99).plain_step_ms == 8.5
+
+
+def test_the_round_that_records_its_pass_is_no_plain_step():
+    """Catches a step of the first plain round, ten times too long: a loss that looks like a gain."""
+    first, usual = (record(end="plain", times=(0, ms, 0.5)) for ms in (80, 8))
+    assert counted([*TRACE[:1], first]).plain_step_ms is None
+    assert counted([*TRACE[:1], first], plain_step_ms=8.1).plain_step_ms == 8.1
+    assert counted([first, usual]).plain_step_ms == 8.5  # better than nothing
+    assert counted([first, usual], plain_step_ms=8.1).plain_step_ms == 8.1
+    assert counted([first, usual, usual, usual], plain_step_ms=99).plain_step_ms == 8.5
     empty = SpecStats().to_dict()
     assert empty["acceptance_rate"] is None and empty["tokens_per_pass"] is None
     identities(empty)

@@ -44,7 +44,7 @@ def test_counters_of_a_scripted_run_are_those_known_by_hand():
     assert state.shares == pytest.approx(
         {"draft": 4 / 20, "verify": 9 / 20, "decide": 4 / 20, "plain": 3 / 20}
     )
-    assert stats["plain_step_ms"] == 4.0 and stats["estimated_speedup"] == 9 * 4.0 / 20
+    assert stats["plain_step_ms"] is None and stats["estimated_speedup"] is None  # one plain round
 
 
 def test_kinds_of_tokens_are_those_of_the_trace():
@@ -69,7 +69,7 @@ def test_kinds_of_a_recorded_run_add_up_to_its_counters():
     assert sum(state.counts.values()) == state.n_tokens == len(state.result.tokens)
     assert state.text == state.result.text
     told = state.result.stats["speculative"]
-    for name in ("drafted", "tested", "accepted", "proposed_at", "accepted_at", "plain_step_ms"):
+    for name in ("drafted", "tested", "accepted", "proposed_at", "accepted_at"):
         assert getattr(stats, name) == told[name], name
     index = {record.index: record for record in stats.records}
     spans = iter(state.spans[1:])
