@@ -127,6 +127,11 @@ class StepMeter(Meter):
     def __init__(self):
         super().__init__(size=32)
 
+    def add_round(self, ms, index):
+        """Take the time of the ``index``-th plain round of an answer; the first records its pass."""
+        if index > 1:
+            self.add(ms)
+
 
 class PlainRounds(Rounds):
     """One target pass, one token.
@@ -146,7 +151,7 @@ class PlainRounds(Rounds):
         self._chooser, self._meter = chooser, meter
         self._about = {"mode": mode, "used": False, "reason": reason}
         self._newest = None  # chosen, not evaluated
-        self._chosen = None
+        self._chosen, self._n_steps = None, 0
 
     def rewind(self, wanted):
         """Keep at most the first ``wanted`` rows; no layers are captured from here on."""
@@ -165,7 +170,8 @@ class PlainRounds(Rounds):
         self._runner.step((self._newest.token,), top=self._chooser.n_largest)
         self._chooser.read(self._runner.cache.length, 1, self._chooser.n_largest)
         self._chosen = self._chooser.choose()
-        self._meter.add(1e3 * (time.perf_counter() - started))
+        self._n_steps += 1
+        self._meter.add_round(1e3 * (time.perf_counter() - started), self._n_steps)
         return [self._chosen]
 
     def settle(self, kept):

@@ -20,7 +20,7 @@ from cudflash.model.runner import ALL, LAST, NONE
 from cudflash.receipt import SpeculativePart, speculative_part
 from cudflash.rehearsal import Rehearsal
 from cudflash.rounds import Rewound, Rounds, time_calls
-from cudflash.spec.acceptance import MATCH, LogitRows, decide, rule_in_effect
+from cudflash.spec.acceptance import MATCH, PLAIN, LogitRows, decide, rule_in_effect
 from cudflash.spec.diagnosis import FIRST_PROPOSALS, diagnose_drafter, zero_acceptance
 from cudflash.spec.economy import ECONOMY, MEASURE
 from cudflash.spec.gate import AUTO, OPEN, AcceptanceGate, GateStatus
@@ -339,7 +339,7 @@ class SpecRounds(Rounds):
             self._feed.keep_back(anchor)
         record = self._state.settle(kept)
         if not record.drafted and record.skipped != "retry":
-            self._meter.add(record.verify_ms + record.decide_ms)
+            self._meter.add_round(record.verify_ms + record.decide_ms, self._state.stats.ends[PLAIN])
         status = self._state.gate.status(self._state.committed)
         self._events.append(RoundFinished(record, status, self.context()))
         self._note_fault()

@@ -57,9 +57,10 @@ def test_kinds_of_tokens_are_those_of_the_trace():
     ]  # fmt: skip
 
 
-def test_kinds_of_a_recorded_run_add_up_to_its_counters():
+@pytest.mark.parametrize("name", ["scripted", "demo-pair"])
+def test_kinds_of_a_recorded_run_add_up_to_its_counters(name):
     """Catches a colouring that drifts by one over a long answer, pauses of the gate included."""
-    state = state_of(recording())
+    state = state_of(recording(name))
     stats = state.stats
     identities(stats.to_dict())
     assert state.counts["accepted"] == stats.accepted_emitted
