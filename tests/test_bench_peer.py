@@ -51,7 +51,7 @@ def test_turns_and_parsing(script):
     got = script([PRINTED, "nothing\nlast line", PRINTED.replace("n_accept", "other")])
     assert got.found == [[1.0, 1.0], [2.0, 2.0]] and got.calls == [1, 2, 1, 2, 2, 1]
     assert got.parsed[0] == [pytest.approx(20.0, abs=1e-9), 322, 40]
-    assert got.parsed[1][0] == "PeerError" and "last line" in got.parsed[1][1]
+    assert got.parsed[1][0] == "NothingPrinted" and "last line" in got.parsed[1][1]
     assert got.parsed[2][1:] == [322, None]
 
 
