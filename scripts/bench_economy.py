@@ -20,6 +20,8 @@ import time
 from functools import partial
 from statistics import median
 
+from bench_common import machine
+
 MODES = ("off", "auto")
 
 
@@ -135,7 +137,7 @@ def main():
                 records.append(row(draft, n_threads, "later", found))
     loads = ", ".join(f"{load[0]:.1f}" for load in (before, os.getloadavg()))
     print(f"\nLoad before and after: {loads}; {os.cpu_count()} processors.")
-    print(json.dumps({"load": [before, os.getloadavg()], "tokens": options.tokens,
+    print(json.dumps({**machine(), "load": [before, os.getloadavg()], "tokens": options.tokens,
                       "rows": records}))  # fmt: skip
 
 

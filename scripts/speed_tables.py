@@ -268,10 +268,29 @@ def drafted_peer(record):
     )
 
 
+def economy(record):
+    """What ``auto`` costs where drafting does not pay, of a ``bench_economy.py`` record."""
+    lines = []
+    for row in record["rows"]:
+        ratios = [Spread.of(row["ratios"][unit]).text(3)
+                  for unit in ("wall_ms", "cpu_ms", "decode_ms")]  # fmt: skip
+        pairs = str(len(row["ratios"]["wall_ms"]))
+        lines.append([row["draft"], str(row["threads"]), row["kind"], pairs,
+                      f"{row['plain_ms']:.0f}", *ratios])  # fmt: skip
+    header = ["draft", "threads", "answer", "pairs", "plain, ms", "auto / plain, wall",
+              "processor time", "wall without the prompt"]  # fmt: skip
+    loads = ", ".join(f"{load[0]:.1f}" for load in record["load"])
+    return (
+        f"{_facts(record)} {record['tokens']} tokens. Load before and after: {loads}.\n\n"
+        f"{report.table(header, lines)}"
+    )
+
+
 VIEWS = {
     "cpu": cpu, "cpu-brief": cpu_brief, "spec": spec, "bench": bench, "bench-brief": bench_brief,
     "bench-depth": bench_depth, "bench-positions": bench_positions, "bench-verify": bench_verify,
     "peer": peer, "monitor": monitor, "rollback": rollback, "drafted-peer": drafted_peer,
+    "economy": economy,
 }  # fmt: skip
 
 

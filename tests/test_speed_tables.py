@@ -123,3 +123,12 @@ def test_cpu_table_of_first_tokens_only():
     model = {"model": "m.gguf", "measures": [measure], "verify_seconds": {}}
     text = VIEWS["cpu"]({**FACTS, "threads": 2, "models": [model]})
     assert "0.75 (0.75–0.75)" in text and "rows M" not in text
+
+
+def test_economy_table_names_the_first_answer():
+    """A first answer, which pays for the preparations, mixed with later ones."""
+    ratios = {"wall_ms": [1.02, 1.04], "cpu_ms": [1.0, 1.0], "decode_ms": [1.01, 1.01]}
+    rows = [{"draft": "dflash", "threads": 2, "kind": "first", "ratios": ratios, "plain_ms": 150.4}]
+    text = VIEWS["economy"]({**FACTS, "load": [[0.5, 1, 1], [0.6, 1, 1]], "tokens": 1000, "rows": rows})
+    assert "| dflash | 2 | first | 2 | 150 | 1.030 (1.020–1.040) | 1.000" in text
+    assert "Load before and after: 0.5, 0.6." in text
