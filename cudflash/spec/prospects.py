@@ -32,6 +32,8 @@ TAPPED = 0.1  # plain steps more for a round that captures layers and keeps them
 
 TIMINGS = 2  # runs of a pass that is timed, the first one not counted
 
+SUSPECT = 8.0  # plain steps of a pass beyond which it is timed again
+
 DRAFT, VERIFY, TRY = "draft", "verify", "try"
 
 
