@@ -18,9 +18,9 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 TARGET, DRAFT = "models/target.gguf", "models/dflash-target.gguf"
 IDENTITY, RECEIPT = "models/pair.json", "models/receipt.json"
-BENCH = "models/bench.json"
+BENCH, RUN, PICTURE = "models/bench.json", "models/run.jsonl", "models/run.svg"
 PROGRAM = ".venv/bin/cudflash"
-WRITES = ("-o", "--receipt", "--record")  # options that name a file to be written
+WRITES = ("-o", "--receipt", "--record", "--events", "--snapshot")  # options that name a file to be written
 
 
 def blocks(language):
@@ -52,6 +52,7 @@ def stand_ins(chat_model, tmp_path_factory):
     return {
         MODEL: chat_model, TARGET: str(target), DRAFT: str(draft), IDENTITY: str(pair),
         RECEIPT: str(folder / "receipt.json"), BENCH: str(folder / "bench.json"),
+        RUN: str(folder / "run.jsonl"), PICTURE: str(folder / "run.svg"),
     }  # fmt: skip
 
 
