@@ -31,7 +31,7 @@ def ship(nvrtc, arch, folder=FOLDER, wanted=None):
     for file, defines in sorted(set(builds() if wanted is None else wanted)):
         path = folder / compiler.arch / f"{build_key(file, defines, compiler.arch)}.cubin"
         path.parent.mkdir(parents=True, exist_ok=True)
-        written += path.write_bytes(store.sealed(compiler.compile(file, defines)))
+        written += path.write_bytes(store.sealed(path.name, compiler.compile(file, defines)))
     return written
 
 

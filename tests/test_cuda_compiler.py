@@ -141,7 +141,7 @@ def test_shipped_cubin_needs_no_compiler(tmp_path, monkeypatch):
     place = folder / "cubin" / "sm_90"
     place.mkdir(parents=True)
     path = place / f"{build_key('argmax', (), 'sm_90')}.cubin"
-    path.write_bytes(store.sealed(b"machine code"))
+    path.write_bytes(store.sealed(path.name, b"machine code"))
     monkeypatch.setattr(compiler, "files", lambda name: folder)
     assert made(None).cubin("argmax", ()) == b"machine code"
     path.write_bytes(b"x" * 40)

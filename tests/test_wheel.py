@@ -51,7 +51,7 @@ def test_wheel_holds_every_source_and_nothing_generic(wheel):
             inside = path if path.parts[0] == "cudflash" else "cudflash" / path
             assert str(inside) in names
     info = next(name for name in names if name.endswith("entry_points.txt"))
-    assert "cudflash = cudflash.cli:script" in zipfile.ZipFile(wheel).read(info).decode()
+    assert "cudflash = cudflash.__main__:script" in zipfile.ZipFile(wheel).read(info).decode()
 
 
 def test_installed_package_is_the_wheels_and_works_elsewhere(installed, tmp_path):

@@ -77,23 +77,23 @@ def digest(*parts):
     return found.digest()
 
 
-def sealed(code):
-    """The bytes as they are stored: digest first."""
-    return digest(code) + code
+def sealed(name, code):
+    """The bytes as they are stored in a file of this name: digest first."""
+    return digest(name.encode(), code) + code
 
 
-def unsealed(blob):
-    """The code in stored bytes, or None when they are torn or damaged."""
+def unsealed(name, blob):
+    """The code in stored bytes, or None when they are torn, damaged or another file's."""
     code = blob[_DIGEST_BYTES:]
-    return code if digest(code) == blob[:_DIGEST_BYTES] else None
+    return code if digest(name.encode(), code) == blob[:_DIGEST_BYTES] else None
 
 
 def read(path):
     """Code of a stored file, or None where there is none that can be trusted."""
     try:
-        if not is_ours(path.parent) or not is_ours(path):
-            return None
-        return unsealed(path.read_bytes())
+        if not is_ours(path.parent) or not is_ours(path) or not path.is_file():
+            return None  # a pipe in its place would be waited for
+        return unsealed(path.name, path.read_bytes())
     except OSError:
         return None
 
@@ -109,7 +109,7 @@ def write(path, code):
             return False
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}")
         with os.fdopen(handle, "wb") as out:
-            out.write(sealed(code))
+            out.write(sealed(path.name, code))
         os.replace(temporary, path)
         temporary = None
         return True

@@ -256,6 +256,23 @@ def test_ctrl_c_after_the_end_does_not_change_it(entry, last):
         assert done.stdout.endswith("True\n") and "KeyboardInterrupt" in done.stderr
 
 
+def test_ctrl_c_while_the_program_is_imported_is_quiet(tmp_path):
+    """A traceback of an import when a command is taken back at once: the press comes while the first
+    module after the entry is looked for."""
+    code = (
+        "import os, signal, sys\n"
+        "class Press:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'cudflash.cli':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Press())\n"
+        "from cudflash.__main__ import script\n"
+        "sys.exit(script())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 @pytest.mark.parametrize("delay", [0.0, 0.7])
 def test_ctrl_c_during_the_first_compilation_ends_before_the_next_kernel(model, tmp_path, delay):
     """An interrupt lost in a callback of the compiler, or one that waits for every kernel."""

@@ -60,6 +60,21 @@ def test_a_damaged_object_is_compiled_again_and_replaced(tmp_path):
     assert probe(CUDFLASH_CACHE=str(tmp_path))[1] == 0
 
 
+def test_an_object_in_another_ones_place_is_compiled_again(tmp_path):
+    """Catches a sound file under the wrong name, and a pipe that a start would wait for."""
+    probe(CUDFLASH_CACHE=str(tmp_path))
+    first, second, *rest = sorted(tmp_path.rglob("*.o"))
+    second.write_bytes(first.read_bytes())
+    for path in tmp_path.glob("host-*"):
+        path.write_bytes(first.read_bytes())
+    if rest and hasattr(os, "mkfifo"):
+        rest[0].unlink()
+        os.mkfifo(rest[0], 0o600)
+    again = probe(CUDFLASH_CACHE=str(tmp_path))
+    assert again[0] == 192 and again[1] == 1 + bool(rest)
+    assert probe(CUDFLASH_CACHE=str(tmp_path))[1] == 0
+
+
 def test_without_a_writable_folder_kernels_work_and_nothing_is_kept(monkeypatch, tmp_path):
     """Catches a start that fails, or a folder made elsewhere, when nothing can be written."""
     monkeypatch.setattr(jit, "_state", {})

@@ -134,7 +134,7 @@ def test_the_machine_is_described_as_llvm_does(tmp_path):
     assert host.host(None) == asked and host.host(tmp_path) == asked
     (path,) = tmp_path.iterdir()
     assert store.read(path) is not None
-    path.write_bytes(store.sealed(b"triple\ncpu\n+avx2,-fma"))
+    path.write_bytes(store.sealed(path.name, b"triple\ncpu\n+avx2,-fma"))
     again = host.host(tmp_path)
     assert again == host.Host("triple", "cpu", "+avx2,-fma")
     assert again.has("avx2") and not again.has("fma") and not again.has("avx2", "fma")
@@ -145,7 +145,7 @@ def test_a_description_that_cannot_be_trusted_is_asked_for_again(tmp_path, damag
     """Catches kernels compiled for a processor that somebody else wrote down."""
     host.host(tmp_path)
     (path,) = tmp_path.iterdir()
-    path.write_bytes(store.sealed(b"triple\ncpu\n+avx2"))
+    path.write_bytes(store.sealed(path.name, b"triple\ncpu\n+avx2"))
     if damage == "torn":
         path.write_bytes(path.read_bytes()[:-1])
     else:

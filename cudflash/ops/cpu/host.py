@@ -40,9 +40,9 @@ def host(folder):
     if processor is None:
         return ask_llvm()
     path = folder / f"host-{store.digest(processor).hex()[:24]}"
-    found = store.read(path)
-    if found is not None:
-        return Host(*found.decode().split("\n"))
+    words = (store.read(path) or b"").split(b"\n")
+    if len(words) == len(Host._fields):
+        return Host(*(word.decode("ascii", "replace") for word in words))
     asked = ask_llvm()
     store.write(path, "\n".join(asked).encode())
     return asked

@@ -107,7 +107,7 @@ class Compiler:
         """Cubin from the package's own folder, if this wheel carries one."""
         path = files("cudflash.raw_kernels") / "cubin" / self.arch / f"{key}.cubin"
         try:
-            return store.unsealed(path.read_bytes())
+            return store.unsealed(path.name, path.read_bytes())
         except OSError:
             return None
 
