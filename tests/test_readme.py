@@ -20,7 +20,7 @@ TARGET, DRAFT = "models/target.gguf", "models/dflash-target.gguf"
 IDENTITY, RECEIPT = "models/pair.json", "models/receipt.json"
 BENCH, RUN, PICTURE = "models/bench.json", "models/run.jsonl", "models/run.svg"
 PROGRAM = ".venv/bin/cudflash"
-WRITES = ("-o", "--receipt", "--record", "--events", "--snapshot")  # options that name a file to be written
+WRITES = ("-o", "--receipt", "--record", "--events", "--snapshot")  # they name a file to be written
 
 
 def blocks(language):

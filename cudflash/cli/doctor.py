@@ -76,8 +76,8 @@ def _cpu_ops(output, problems):
         from cudflash.ops import store
         from cudflash.ops.cpu import jit
 
-        facts["isa"] = jit.isa()
         facts["cache_dir"] = None if jit.cache_dir() is None else str(jit.cache_dir())
+        facts["isa"] = jit.isa()
         with CompileNotice(output):
             facts["works"] = _adds(ops)
         facts["kernel_ms"] = round(1e3 * (time.perf_counter() - started), 1)
@@ -94,8 +94,8 @@ def _cpu_ops(output, problems):
         problems.append("the CPU op set computed a wrong sum; this processor or Numba is broken")
     if facts["cache_dir"] is None:
         problems.append(
-            "no folder for compiled kernels is writable, so they are compiled at every start; set "
-            f"{store.CACHE_ENV} to a folder of your own"
+            "no folder for compiled kernels is writable and closed to others, so they are compiled at "
+            f"every start; set {store.CACHE_ENV} to a folder of your own"
         )
     return facts
 

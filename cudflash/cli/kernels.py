@@ -47,10 +47,13 @@ def _kept():
 
     folder = jit.cache_dir()
     if folder is None:
-        return "at every start, no folder is writable; set CUDFLASH_CACHE to one of your own"
+        return (
+            "at every start, no folder is writable and closed to others; set CUDFLASH_CACHE to one "
+            "of your own"
+        )
     if not jit.stored() or not compiler.stored():
         return (
-            f"at every start, {folder} took not all of them; make room there or set "
-            "CUDFLASH_CACHE to another folder"
+            f"at every start, {folder} took not all of them; make room there, close it to others, or "
+            "set CUDFLASH_CACHE to another folder"
         )
     return f"once, cached in {folder}"
