@@ -44,6 +44,26 @@ def safe_interrupts(last=False):
         forget_kept()
 
 
+@contextmanager
+def held_interrupts():
+    """Within the block a Ctrl-C waits; it is raised when the block has ended without an error.
+
+    For what must not be cut in the middle, such as the one object that a program reads.
+    """
+    mine = threading.current_thread() is threading.main_thread()
+    if not mine or not callable(signal.getsignal(signal.SIGINT)):
+        yield  # nothing would be raised here
+        return
+    pressed = []
+    previous = signal.signal(signal.SIGINT, lambda signum, frame: pressed.append(True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    if pressed:
+        raise KeyboardInterrupt
+
+
 def keep(frame=None):
     """Keep a Ctrl-C if it arrived inside the compiler, or without a frame in any case.
 

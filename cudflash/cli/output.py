@@ -5,12 +5,15 @@ Invariant: stdout receives only bytes that a command hands to ``answer`` or ``js
 coloured and no line is rewritten unless the stream is a terminal.
 """
 
+import errno
 import math
 import os
 import sys
 import time
 import unicodedata
 from contextlib import contextmanager
+
+from cudflash.cli.interrupts import held_interrupts
 
 CLEAR_LINE = "\r\x1b[K"
 _UNSEEN = ("Cc", "Zl", "Zp")  # control characters, line and paragraph separators
@@ -35,7 +38,7 @@ class Output:
     def __init__(self):
         self.quiet = self.verbose = self.no_color = False
         self.as_json = False
-        self._json_written = False  # whoever reads one object has it
+        self._json_written = False  # one object has been begun: nothing may follow it
         self._unfinished_line = False  # the answer's last byte was no newline
         self._progress = False  # a transient line is on the terminal
         self._shown = 0.0  # when it was written, seconds
@@ -157,11 +160,16 @@ class Output:
         self.answer(text + "\n")
 
     def json(self, value):
-        """Write one object on one line: ASCII only, so no reader can take it for two."""
+        """Write one object on one line: ASCII only, so no reader can take it for two.
+
+        A Ctrl-C waits until the object is out: a reader that is slow gets it whole.
+        """
         import json
 
-        self.line(json.dumps(plain(value), allow_nan=False))
-        self._json_written = True
+        text = json.dumps(plain(value), allow_nan=False)
+        with held_interrupts():
+            self._json_written = True
+            self.line(text)
 
     def json_error(self, kind, message, exit_code):
         """With ``--json`` write an error as an object."""
@@ -289,7 +297,17 @@ def _write(stream, data):
             stream.write(data.decode("utf-8", "replace"))
         else:
             stream.flush()
-            buffer.write(data)
+            _write_all(buffer, data)
         stream.flush()
     except BrokenPipeError:
         raise StreamClosed from None
+
+
+def _write_all(buffer, data):
+    """Write every byte: without a buffer (PYTHONUNBUFFERED) a signal cuts a write short."""
+    rest = memoryview(data)
+    while rest:
+        n_written = buffer.write(rest)
+        if n_written is None:  # a stream that does not wait, and has no room
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        rest = rest[n_written:]

@@ -1,6 +1,7 @@
 """`cudflash generate`: the answer, and nothing else, on stdout."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -229,6 +230,23 @@ def test_ctrl_c_with_json_still_gives_the_object(model, tmp_path):
     done = finish(process)
     assert done.code == 130 and done.json["finish_reason"] == "cancelled"
     assert len(done.json["tokens"]) == done.json["usage"]["completion_tokens"] > 0
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_ctrl_c_while_the_object_is_being_written_leaves_it_whole(model, unbuffered):
+    """An object cut where a pipe is full, or an error object after it: two results for one run."""
+    process = program("generate", model, *PROMPT, "-n", 400, "--ignore-eos", *GREEDY, "--json",
+                      "--logprobs", 20, env={"PYTHONUNBUFFERED": unbuffered})  # fmt: skip
+    select.select([process.stdout], [], [], 120)
+    time.sleep(0.5)  # the pipe is full, nobody reads
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+    assert process.poll() is None
+    done = finish(process)
+    assert done.code == 130 and done.sentence == "error: interrupted"
+    assert len(done.out) > 1 << 17 and done.out.count(b"\n") == 1
+    assert len(done.json["tokens"]) == 400
 
 
 def test_ctrl_c_before_the_answer_is_quiet(tmp_path):
