@@ -148,7 +148,7 @@ def choose_lanes(names, kinds, lengths, rules, blocks, modes=(ON,), has_mtp=Fals
     legal = [_legal(name, blocks.get(name)) for _, name in wanted]
     for length in lengths:  # one that only some of the drafters can have is fine
         if not any(length in some for some in legal):
-            check_verify_length(length, blocks.get(wanted[0][1]) if wanted else None)
+            _refuse_length(length, [name for _, name in wanted], legal, blocks)
     for kind, name in wanted:
         length_of = _lengths(lengths, name, blocks.get(name))
         groups[kind] += [
@@ -160,6 +160,18 @@ def choose_lanes(names, kinds, lengths, rules, blocks, modes=(ON,), has_mtp=Fals
         if listed.count(name) > 1:
             raise UsageError(f"the lane {name!r} was asked for twice; pass it once")
     return groups
+
+
+def _refuse_length(length, names, legal, blocks):
+    """Raise UsageError: no drafter of the bench can be held to so many tokens."""
+    longest = max((some[-1] for some in legal if some), default=None)
+    if longest is None:  # no drafter, or a block too short for any length
+        check_verify_length(length, blocks.get(names[0]) if names else None)
+        return
+    raise UsageError(
+        f"verify length is {length}, expected a whole number from 1 to {longest} with the "
+        f"drafter{'s' if len(names) > 1 else ''} {', '.join(names)}; pass one of them"
+    )
 
 
 def _legal(name, block):

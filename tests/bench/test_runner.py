@@ -182,8 +182,8 @@ def test_lanes_of_drafts_and_scripts():
         ((["eagle"], kinds, [], ["match"]), "drafter 'eagle' is not there.*dflash, dflash2"),
         ((["mtp"], kinds, [], ["match"]), "drafter 'mtp' is not there: .* no MTP block"),
         ((["keep-x"], kinds, [], ["match"]), "not there"),
-        (([], kinds, [16], ["match"]), "verify length is 16"),
-        ((["dflash2"], kinds, [15], ["match"]), "verify length is 15"),
+        (([], kinds, [16], ["match"]), "is 16, .* 1 to 15 with the drafters dflash, dflash2"),
+        ((["dflash2"], kinds, [15], ["match"]), "is 15, .* 1 to 7 with the drafter dflash2"),
         (([], kinds, [], ["often"]), "accept is 'often'"),
         ((["oracle", "oracle"], kinds, [], ["match"]), "twice"),
     ):
@@ -213,6 +213,9 @@ def test_mtp_takes_any_length_beside_drafts():
     with pytest.raises(UsageError, match="no MTP block"):
         choose_lanes(*args)
     assert choose_lanes(["mtp"], [], [], ["match"], {}, has_mtp=True)[None][0].verify_length == 3
+    for k in (0, 16):
+        with pytest.raises(UsageError, match=f"is {k}, .* from 1 to 15 with the drafter mtp"):
+            choose_lanes(["mtp"], [], [k], ["match"], {}, has_mtp=True)
 
 
 def test_mtp_lane_keeps_its_drafter_and_its_conversation(monkeypatch):
