@@ -177,6 +177,14 @@ def release(compiler):
     return f"CUDA {found[1]}" if found else "an unknown release"
 
 
+def unusable(compiler, error):
+    """One sentence about a compiler that is not there."""
+    if compiler == "nvrtc":
+        return (f"NVRTC cannot be used ({error}), expected its wheels: run pip install -e '.[cubin]', "
+                "or pass --nvcc")
+    return f"the compiler {compiler} cannot be run ({error}); pass the path of an nvcc with --nvcc"
+
+
 def _job(job):
     return compile_one(*job)
 
@@ -199,7 +207,11 @@ def main():
     jobs = [(compiler, arch, *build, options.out)
             for arch, build in product(options.arch or ARCHITECTURES, wanted)]
     record = kernel_report.Record.read(RECORD)
-    same_release = record.compiler == release(compiler)
+    try:
+        same_release = record.compiler == release(compiler)
+    except (ImportError, OSError, RuntimeError) as err:
+        print(unusable(compiler, err), file=sys.stderr)
+        return 2
     n_faults, most = 0, 0
     with ProcessPoolExecutor(options.jobs) as pool:
         for (_, arch, file, defines, _), result in zip(jobs, pool.map(_job, jobs)):

@@ -202,7 +202,8 @@ def main(arguments=None):
     try:
         ops = open_ops(options.device, graphs=not options.no_graph)
     except (CudflashError, ImportError, RuntimeError) as err:
-        print(f"no card can be used: {err}; see `cudflash doctor`", file=sys.stderr)
+        advice = "" if "cudflash doctor" in str(err) else "; run 'cudflash doctor'"
+        print(f"no card can be used: {err}{advice}", file=sys.stderr)
         return 6
     run(ops, cpu, TINY if options.few else FULL, report, only=options.only, few=options.few,
         save=save)

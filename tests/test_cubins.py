@@ -33,6 +33,20 @@ def build(folder, *options):
                           check=False)
 
 
+@pytest.mark.parametrize(
+    "options, words",
+    [([], "NVRTC cannot be used"), (["--nvcc", "/none/nvcc"], "the compiler /none/nvcc cannot be run")],
+)
+def test_missing_compiler_is_one_sentence(monkeypatch, capsys, options, words):
+    """A traceback where the extra is not installed, or an exit code of 0."""
+    monkeypatch.setitem(sys.modules, "cuda", None)
+    monkeypatch.setattr(sys, "argv", ["build_cubins", *options])
+    assert build_cubins.main() == 2
+    said = capsys.readouterr().err
+    assert said.startswith(words) and said.count("\n") == 1
+    assert "pip install -e '.[cubin]'" in said or options
+
+
 @needs_nvrtc
 def test_sample_of_the_kernels_passes_the_gate(tmp_path):
     """CUDA C that only g++ accepts, spills, more instructions a byte than were recorded."""
