@@ -17,15 +17,21 @@ def check_mtp_k(drafter, k):
     Raises
     ------
     UsageError
-        If k is none that the block can have, or given to another drafter.
+        If k is none that the block can have, or given to another drafter; for a text that names no
+        drafter.
     """
+    if isinstance(drafter, (str, bytes)) and drafter != MTP:
+        raise UsageError(
+            f"drafter is {shown(drafter)}, expected '{MTP}', a Drafter or a callable that returns "
+            "one; the file of a draft is passed as draft"
+        )
     if drafter != MTP:
         if k is not None:
             raise UsageError(f"mtp_k is {shown(k)}, but the drafter is not 'mtp'; omit it")
         return None
     from cudflash.spec.mtp import DEFAULT_K, check_k
 
-    return DEFAULT_K if k is None else check_k(k)
+    return DEFAULT_K if k is None else check_k(k, "mtp_k")
 
 
 def check_taps(layers, n_layers):

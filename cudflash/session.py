@@ -106,7 +106,8 @@ class Session:
             drafter), "off" never. The tokens do not depend on it.
         verify_length : int, optional
             Tokens drafted per round at most: 3, 7 or 15, and less than the draft's block. 7 if
-            absent, or the largest legal one below it. Needs a drafter.
+            absent, or the largest legal one below it; the next one with room for its k where the
+            MTP block drafts. Needs a drafter.
         accept : {"match", "ratio"}
             "match": the tokens of plain decoding with the same seed. "ratio": their distribution,
             with more drafts accepted at temperatures above 0.

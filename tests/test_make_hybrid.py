@@ -74,10 +74,31 @@ def test_an_mtp_drafter_needs_the_block_and_a_sound_depth():
     for k in (0, 16, True, "3"):
         with pytest.raises(UsageError, match="expected a whole number from 1 to 15"):
             one.mtp_drafter(k)
+    with pytest.raises(UsageError, match="^mtp_k is 0, expected a whole number from 1 to 15"):
+        cudflash.load(hybrid_path(), device="cpu", drafter="mtp", mtp_k=0)
+    with pytest.raises(UsageError, match="^drafter is 'zzz', expected 'mtp', a Drafter or"):
+        cudflash.load(hybrid_path(), device="cpu", drafter="zzz")
     with pytest.raises(UnsupportedError, match="has no MTP block"):
         cudflash.load(hybrid_path(mtp=False), device="cpu", drafter="mtp")
     with pytest.raises(UnsupportedError, match="has no MTP block"):
         cudflash.load(hybrid_path(mtp=False), device="cpu", n_ctx=64).mtp_drafter()
+
+
+@pytest.mark.parametrize("k, length", [(1, 3), (3, 3), (5, 7), (15, 15)])
+def test_default_verify_length_holds_every_token_of_the_block(k, length):
+    """Catches a k above 7 that is bounded by a default nobody asked for."""
+    for one, own in (
+        (hybrid_engine(n_ctx=300, drafter="mtp", mtp_k=k), {}),
+        (lent := hybrid_engine(n_ctx=300), {"drafter": lent.mtp_drafter(k)}),
+    ):
+        session = one.session()
+        spec = {"speculative": "on", "ignore_eos": True}
+        answer = greedy(session, ids(30), 40, **spec, **own)
+        found = answer.stats["speculative"]
+        assert found["verify_length"] == length and len(found["proposed_at"]) == k
+        bounded = greedy(session, ids(30), 40, verify_length=3, **spec, **own)
+        assert len(bounded.stats["speculative"]["proposed_at"]) == min(k, 3)
+        assert bounded.tokens == answer.tokens
 
 
 @pytest.mark.parametrize("drafter", [None, "mtp"])

@@ -78,6 +78,11 @@ class GuardedDrafter:
         """Tokens that it can propose at once, None for any number."""
         return None if self.block_size is None else self.block_size - 1
 
+    @property
+    def usual_length(self):
+        """Verify length that it wants where none is asked for; None for the usual one."""
+        return getattr(self.drafter, "usual_length", None)
+
     def propose(self, anchor, n, context):
         """Return a checked Proposal, or None after a fault."""
         self._n_past = context.n_past

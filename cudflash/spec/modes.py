@@ -33,5 +33,7 @@ def check_speculative(mode, verify_length, drafter):
             raise UsageError(f"{wanted} needs a draft, but none is loaded; pass draft= to load()")
         return None
     if verify_length is None:
+        verify_length = getattr(drafter, "usual_length", None)
+    if verify_length is None:
         return default_verify_length(drafter.block_size)
     return check_verify_length(verify_length, drafter.block_size)

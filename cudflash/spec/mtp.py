@@ -8,13 +8,14 @@ is the block's most likely one, a point mass.
 
 from cudflash.errors import UsageError
 from cudflash.spec.proposals import POINT_MASS, Proposal
+from cudflash.spec.verify_length import covering
 
 DEFAULT_K = 3
 MAX_K = 15
 
 
-def check_k(k):
-    """Return k as an int.
+def check_k(k, name="k"):
+    """Return k, which the caller knows as ``name``, as an int.
 
     Raises
     ------
@@ -22,7 +23,7 @@ def check_k(k):
         Unless it is 1 to 15.
     """
     if isinstance(k, bool) or not hasattr(k, "__index__") or not 1 <= int(k) <= MAX_K:
-        raise UsageError(f"k is {k!r}, expected a whole number from 1 to {MAX_K}")
+        raise UsageError(f"{name} is {k!r}, expected a whole number from 1 to {MAX_K}")
     return int(k)
 
 
@@ -58,6 +59,11 @@ class MTPDrafter:
 
     def __init__(self, runner, tap, k=DEFAULT_K):
         self.runner, self.k, self.taps = runner, check_k(k), (int(tap),)
+
+    @property
+    def usual_length(self):
+        """The verify length where none is asked for: the next one with room for ``k``."""
+        return covering(self.k)
 
     @property
     def length(self):
