@@ -396,6 +396,39 @@ def thread_count(threads):
     return threads
 
 
+def check_writable(path, what):
+    """Refuse a file that could not be written after the work; what it holds stays.
+
+    Parameters
+    ----------
+    path : str or path-like
+    what : str
+        What it is for, such as "the receipt".
+
+    Raises
+    ------
+    UsageError
+    """
+    real = os.path.realpath(path)
+    new = not os.path.exists(real)
+    if new or os.path.isfile(real) or os.path.isdir(real):
+        try:  # permissions alone would not tell: nothing can be made in /proc, even by root
+            with open(real, "ab"):
+                pass
+            if new:
+                os.unlink(real)
+        except (OSError, ValueError) as err:
+            raise UsageError(unwritable(path, what, err)) from None
+    elif not os.access(real, os.W_OK):  # a pipe or a device: its reader would see it opened
+        raise UsageError(f"{path}: {what} cannot be written (no permission); choose another path")
+
+
+def unwritable(path, what, err):
+    """The sentence about a file that cannot be written."""
+    reason = getattr(err, "strerror", None) or err
+    return f"{path}: {what} cannot be written ({reason}); choose another path"
+
+
 def file_name(path):
     """Last part of a path, for lines that people read."""
     return visible(os.path.basename(os.fspath(path)))

@@ -7,7 +7,7 @@ import click
 
 from cudflash.cli.common import Command, check_text, json_option, options, output_of, output_options
 from cudflash.cli.draft_options import settle_speculation
-from cudflash.cli.generate import INTERRUPTED, save_receipt
+from cudflash.cli.generate import INTERRUPTED, save_receipt, take_receipt
 from cudflash.cli.output import visible
 from cudflash.cli.running import engine_options, open_engine, stream_answer, take_engine
 from cudflash.cli.watching import FAILED, snapshot_options, take_watch
@@ -59,8 +59,7 @@ demo_options = options(
 @json_option
 @output_options
 @click.pass_context
-def command(ctx, prompt, n_tokens, verify_length, temperature, repeats, receipt_file, as_json,
-            **params):  # fmt: skip
+def command(ctx, prompt, n_tokens, verify_length, temperature, repeats, as_json, **params):
     """Show drafting, and the proof that it changes nothing, on a small model that comes with cudflash.
 
     The model continues a text that it was not trained on, once with its draft and once without, and
@@ -72,6 +71,7 @@ def command(ctx, prompt, n_tokens, verify_length, temperature, repeats, receipt_
         raise UsageError(f"--max-tokens is {n_tokens}, expected at least {FEWEST_TOKENS}")
     if repeats < 1:
         raise UsageError(f"--repeats is {repeats}, expected at least 1")
+    receipt_file = take_receipt(params)
     if params["monitor"] is None:
         params["monitor"] = not as_json and _may_monitor(output)
     watch = take_watch(output, params)
@@ -92,11 +92,10 @@ def command(ctx, prompt, n_tokens, verify_length, temperature, repeats, receipt_
     if as_json:
         output.json(found)
     shown.tell(result, found)
-    if receipt_file is not None:
-        save_receipt(output, receipt_file, result)
+    saved = save_receipt(output, receipt_file, result)
     if found["proof"]["differ"]:
         ctx.exit(DIFFERENT)
-    if watch is not None and watch.failed:
+    if not saved or (watch is not None and watch.failed):
         ctx.exit(FAILED)
 
 

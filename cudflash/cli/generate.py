@@ -6,6 +6,7 @@ import numpy  # noqa: F401  (first: from deeper inside other imports it takes a 
 from cudflash.cli.common import (
     Command,
     check_text,
+    check_writable,
     json_option,
     model_option,
     one_model,
@@ -14,6 +15,7 @@ from cudflash.cli.common import (
     output_options,
     prompt_options,
     read_prompt,
+    unwritable,
 )
 from cudflash.cli.draft_options import (
     check_required,
@@ -106,7 +108,7 @@ def command(ctx, words, model, prompt, prompt_file, escape, **params):
     output = output_of(ctx)
     model, words = one_model(model, words)
     text = read_prompt(prompt, prompt_file, words, escape)
-    receipt_file = params.pop("receipt_file")
+    receipt_file = take_receipt(params)
     speculation, required = take_speculation(params), params.pop("require_draft")
     watch = take_watch(output, params)
     result, interrupted = _generate(output, model, text, escape, speculation, params, watch)
@@ -118,26 +120,49 @@ def command(ctx, words, model, prompt, prompt_file, escape, **params):
     if watch is not None:
         watch.close()
     output.note(stats_line(result))
-    if receipt_file is not None:
-        save_receipt(output, receipt_file, result)
+    saved = save_receipt(output, receipt_file, result)
     if required:
         check_required(result)
     if interrupted:
         ctx.exit(INTERRUPTED)
-    if watch is not None and watch.failed:
+    if not saved or (watch is not None and watch.failed):
         ctx.exit(FAILED)
 
 
+def take_receipt(params):
+    """Take ``--receipt`` out of a command's parameters; None without.
+
+    Raises
+    ------
+    UsageError
+        If the file cannot be written.
+    """
+    path = params.pop("receipt_file")
+    if path is not None:
+        check_writable(path, "the receipt")
+    return path
+
+
 def save_receipt(output, path, result):
-    """Write ``--receipt``; the model is read for its digest."""
+    """Write ``--receipt``; the model is read for its digest.
+
+    Returns
+    -------
+    bool
+        False if it could not be written, which is told.
+    """
+    if path is None:
+        return True
     from cudflash.receipt import write_receipt
 
     output.progress("reading the model file for the receipt's digest")
     try:
         write_receipt(path, result.receipt)
     except OSError as err:
-        raise UsageError(f"{path}: cannot be written ({err.strerror}); choose another path") from None
+        output.error(unwritable(path, "the receipt", err))
+        return False
     output.clear_progress()
+    return True
 
 
 def _generate(output, model, text, escape, speculation, params, watch):

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 
 import click
 
-from cudflash.cli.common import options
-from cudflash.errors import UsageError
+from cudflash.cli.common import check_writable, options
+from cudflash.errors import CudflashError, UsageError
 
-FAILED = 1  # exit code where a recording could not be completed
+FAILED = 1  # exit code where the answer is complete, but a file about it is not
 
 
 def _size(ctx, param, value):
@@ -94,18 +94,28 @@ def take_watch(output, params):
 
 
 def take_snapshot(params):
-    """Take the options about a picture: a callable that saves a state's, None without."""
+    """Take the options about a picture: a callable that saves a state's, None without.
+
+    Raises
+    ------
+    UsageError
+        For options that contradict each other, or a file that cannot be written.
+    """
     path, size = params.pop("snapshot"), params.pop("snapshot_size")
     light = params.pop("snapshot_light")
     if path is None:
         if size is not None or light:
             raise UsageError("--snapshot-size and --snapshot-light need --snapshot FILE")
         return None
+    check_writable(path, "the picture")
 
     def save(output, state):
         from cudflash.tui import save_snapshot
 
-        save_snapshot(path, state, size, light=light, no_color=output.no_color)
+        try:
+            save_snapshot(path, state, size, light=light, no_color=output.no_color)
+        except UsageError as err:  # it could be written when the command began
+            raise CudflashError(str(err)) from None
 
     return save
 
@@ -130,7 +140,7 @@ class Watch:
     tells : bool
         The monitor says as lines what would be notes otherwise.
     failed : bool
-        A recording is not complete.
+        A recording or a picture is not complete.
     """
 
     def __init__(self, output, monitor, recorder, snapshot, on_stdout):
@@ -172,19 +182,17 @@ class Watch:
             self._state.see(event, time.monotonic())
 
     def close(self):
-        """End the recording, write the picture.
-
-        Raises
-        ------
-        UsageError
-            If the picture cannot be written.
-        """
+        """End the recording, write the picture; a failure is told and noted in ``failed``."""
         if self._recorder is not None:
             self._recorder.close()
             self._check()
             self._recorder = None
         if self._snapshot is not None:
-            self._snapshot(self._output, self._state)
+            try:
+                self._snapshot(self._output, self._state)
+            except CudflashError as err:
+                self.failed = True
+                self._output.error(str(err))
 
     def _check(self):
         """Tell once that a recording has failed."""

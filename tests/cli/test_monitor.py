@@ -83,6 +83,10 @@ def test_reader_of_the_recording_that_leaves_does_not_end_the_answer(pair, text,
 
 @pytest.mark.parametrize("options, sentence", [
     (("--events", "no/such/folder/run"), "events cannot be written (No such file"),
+    (("--snapshot", "no/such/folder/s.svg"), "s.svg: the picture cannot be written (No such file"),
+    (("--snapshot", "."), ".: the picture cannot be written (Is a directory"),
+    (("--receipt", "no/such/folder/r"), "r: the receipt cannot be written (No such file"),
+    (("--receipt", "/proc/r"), "/proc/r: the receipt cannot be written ("),
     (("--snapshot-size", "80x24"), "need --snapshot FILE"),
     (("--snapshot", "x.svg", "--snapshot-size", "big"), "'big' is no size, expected COLUMNSxROWS"),
     (("--snapshot", "x.svg", "--snapshot-size", "9999x24"), "'9999x24' is no size"),
@@ -91,6 +95,56 @@ def test_wrong_options_are_refused_before_loading(cli, options, sentence):
     """Catches a model loaded, or an answer made, for a view that cannot be."""
     done = cli("generate", "no.gguf", "-p", "x", *options)
     assert done.code == 2 and sentence in done.sentence
+
+
+@pytest.mark.parametrize("command", ["chat", "demo", "monitor"])
+def test_picture_that_cannot_be_made_is_refused_by_every_command(cli, command):
+    """Catches a whole answer made, or a recording shown, before its picture is refused."""
+    files = {"chat": ["no.gguf"], "demo": [], "monitor": [RUN]}[command]
+    done = cli(command, *files, "--snapshot", "/proc/x/y", stdin=b"hello\n")
+    assert done.code == 2 and "/proc/x/y: the picture cannot be written" in done.sentence
+    assert done.out == b"" and len(done.err.splitlines()) == 1
+
+
+def test_files_asked_for_are_left_as_they_are_until_the_answer(cli, tmp_path):
+    """Catches a look at whether a file can be written that empties it, or leaves one behind."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.write_text("kept")
+    done = cli("generate", "no.gguf", "-p", "x", "--receipt", old, "--snapshot", new)
+    assert done.code == 3 and old.read_text() == "kept" and not new.exists()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full is not there")
+@pytest.mark.parametrize("full", ["--snapshot", "--receipt"])
+def test_full_disk_after_the_answer_costs_that_file_only(cli, pair, text, tmp_path, full):
+    """Catches a receipt, a picture or the last line lost with the other file; exit code 2."""
+    other = tmp_path / "other"
+    kept = "--receipt" if full == "--snapshot" else "--snapshot"
+    done = cli(*pair, "-n", 60, full, "/dev/full", kept, other)
+    assert done.code == 1 and done.out == text and "; ended by length" in done.err
+    errors = [line for line in done.err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and "/dev/full: the " in errors[0]
+    assert "cannot be written (No space left" in errors[0]
+    assert other.read_text().startswith("{" if kept == "--receipt" else "<svg")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full is not there")
+@pytest.mark.parametrize("full", ["--snapshot", "--receipt"])
+def test_full_disk_does_not_cost_a_demo_its_proof(cli, full):
+    """Catches a demo that ends with the wrong exit code, or without comparing anything."""
+    done = cli("demo", "-n", 24, "--repeats", 1, "-t", 1, full, "/dev/full")
+    assert done.code == 1 and "drafted output equals plain output" in done.err
+    assert done.err.count("error: /dev/full: the ") == 1
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full is not there")
+def test_full_disk_ends_a_chat_and_a_replay_with_exit_code_1(cli, chat_model):
+    """Catches a full disk that looks like wrong arguments."""
+    talk = ("chat", chat_model, "-n", 6, "-c", 512, "-t", 1, "--snapshot", "/dev/full")
+    replay = ("monitor", RUN, "--speed", "max", "--snapshot", "/dev/full")
+    for args in (talk, replay):
+        done = cli(*args, stdin=b"hello\n")
+        assert done.code == 1 and done.out and "/dev/full: the picture cannot" in done.sentence
 
 
 @pytest.mark.parametrize("n", [0, 1, 2])
