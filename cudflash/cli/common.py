@@ -320,7 +320,7 @@ def read_prompt(prompt, prompt_file, words, escape=False):
     if sum(sources) > 1:
         raise UsageError("the prompt was given twice; pass one of --prompt, --file and '-'")
     if prompt is None:
-        prompt = _file_text(prompt_file) if prompt_file not in (None, "-") else _stdin_text(sources)
+        prompt = file_text(prompt_file) if prompt_file not in (None, "-") else _stdin_text(sources)
     prompt = check_text("--prompt", prompt)
     return unescape(prompt) if escape else prompt
 
@@ -362,7 +362,14 @@ def _stdin_text(sources):
     return _decode(sys.stdin.buffer.read(), "standard input")
 
 
-def _file_text(path):
+def file_text(path):
+    """Text of a file, without one last newline.
+
+    Raises
+    ------
+    UsageError
+        If it cannot be read, or is not UTF-8.
+    """
     try:
         with open(path, "rb") as file:
             return _decode(file.read(), path)

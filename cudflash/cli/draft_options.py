@@ -133,6 +133,11 @@ def _take_drafter(drafter, found):
             raise UsageError(
                 f"{option} is about a draft file, and --drafter {drafter} has none; omit it"
             )
+    if "identity" in found:
+        raise UsageError(
+            f"--identity {found['identity']} is that of a model and its draft file, and --drafter "
+            f"{drafter} has no such file; omit one of them"
+        )
     return {**found, "draft": None, "drafter": drafter}
 
 
@@ -200,7 +205,18 @@ def draft_phrase(engine, explanation):
 
 
 def take_speculation(params):
-    """Take the per-answer options out of a command's parameters."""
+    """Take the per-answer options out of a command's parameters.
+
+    Raises
+    ------
+    UsageError
+        If a draft is required and switched off.
+    """
+    if params.get("require_draft") and params["speculative"] == "off":
+        raise UsageError(
+            "--require-draft was given, but drafting was switched off with --speculative off; omit "
+            "one of them"
+        )
     return {name: params.pop(name) for name in ("speculative", "verify_length", "accept")}
 
 

@@ -7,6 +7,7 @@ from cudflash.cli.common import (
     DraftPath,
     ModelPath,
     check_text,
+    file_text,
     json_option,
     output_of,
     output_options,
@@ -117,11 +118,8 @@ def _run(output, engine, prompts, qualify, floor, scripted, settings):
 
 
 def _lines(path):
-    try:
-        with open(path, encoding="utf-8") as file:
-            return [line.rstrip("\n") for line in file if line.strip()]
-    except (OSError, UnicodeDecodeError) as err:
-        raise UsageError(f"{path}: cannot be read ({err}); check the path") from None
+    text = file_text(path).replace("\r\n", "\n").replace("\r", "\n")
+    return [line for line in text.split("\n") if line.strip()]
 
 
 def show(output, report):

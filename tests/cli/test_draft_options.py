@@ -48,7 +48,7 @@ def test_required_drafts_fail_loudly(cli, target):
     """Plain decoding that passes for drafting in somebody's benchmark."""
     for args, words in (
         (("--no-draft",), "no drafter"),
-        (("--speculative", "off"), "no drafter"),
+        (("--speculative", "off"), "switched off with --speculative off"),
         (("-n", 1), "no round"),
     ):
         done = generate(cli, target, "--require-draft", *args)

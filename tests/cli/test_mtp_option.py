@@ -46,6 +46,8 @@ def test_draft_beside_the_model_is_left_alone(cli, tmp_path):
         (("--no-draft",), "--drafter mtp and --no-draft were both given; pass one"),
         (("--draft-window", 8), "--draft-window is about a draft file"),
         (("--draft-short-block",), "--draft-short-block is about a draft file"),
+        (("--identity", "i.json"), "--identity i.json is that of a model and its draft file, and"),
+        (("--speculative", "off", "--require-draft"), "drafting was switched off with --speculative"),
         (("--verify-length", 16), "--verify-length is 16, expected 1 to 15 with --drafter mtp"),
         (("--verify-length", 0), "--verify-length is 0, expected 1 to 15 with --drafter mtp"),
     ],

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from cudflash.cli.verify import _lines
 from cudflash.verify import Verifier
 from tests.cli.pairs import put_directory, put_draft, put_target
 
@@ -108,7 +109,21 @@ def test_prompts_are_read_line_by_line(cli, target, tmp_path):
     assert done.code == 0 and {c["prompt"] for c in done.json["checks"]} == {0, 1, None}
     path.write_text("\n")
     assert cli("verify", target, "-f", path).code == 2
-    assert cli("verify", target, "-f", tmp_path / "none").code == 2
+    path.write_bytes(b"one\r\ntwo\rthree\x0c\xe2\x80\xa8\n")  # no other byte ends a line
+    assert _lines(path) == ["one", "two", "three\x0c\u2028"]
+
+
+@pytest.mark.parametrize("data, words", [
+    (None, "cannot be read (No such file or directory); check the path"),
+    (b"one\ntwo\xff", "byte 7 is not UTF-8, expected UTF-8 text; convert it first"),
+])  # fmt: skip
+def test_prompts_that_cannot_be_read_are_one_sentence(cli, tmp_path, data, words):
+    """An exception of Python shown to the user as it is."""
+    path = tmp_path / "prompts"
+    if data is not None:
+        path.write_bytes(data)
+    done = cli("verify", "no.gguf", "-f", path)
+    assert done.code == 2 and done.sentence == f"error: {path}: {words}"
 
 
 def test_qualify_below_the_floor_fails(cli, target):
