@@ -7,43 +7,19 @@ not at all; a record that is not complete says so.
 
 import json
 import os
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
+from cudflash.bench.fields import RECORD, check_costs, check_run
 from cudflash.bench.machine import machine, versions
 from cudflash.errors import CudflashError, FormatError, UsageError
 from cudflash.spec.stats import identities
 
 SCHEMA = "cudflash-bench/1"
+_EXPECTED = "expected a record of 'cudflash bench --record'"
 COMPLETE, RUNNING, INTERRUPTED, FAILED = "complete", "running", "interrupted", "failed"
 STATES = (COMPLETE, RUNNING, INTERRUPTED, FAILED)
-
-_NUMBER, _WHOLE, _TEXT = (int, float), (int,), (str,)
-_NONE = type(None)
-_TOP = {
-    "schema": _TEXT, "status": _TEXT, "created": _TEXT, "command": _TEXT, "machine": (dict,),
-    "versions": (dict,), "settings": (dict,), "prompts": (dict,), "groups": (list,),
-    "runs": (list,), "verify_cost": (list,), "differences": (list,),
-    "others_share": (*_NUMBER, _NONE),
-}  # fmt: skip
-_GROUP = {
-    "name": _TEXT, "lanes": (list,), "target": (dict,), "draft": (dict, _NONE), "device": (dict,),
-    "kernel_path": _TEXT, "threads": _WHOLE, "n_ctx": _WHOLE, "kv_type": _TEXT,
-    "activations": _TEXT, "numerics": _TEXT, "planned_bytes": _WHOLE,
-}  # fmt: skip
-_LANE = {
-    "name": _TEXT, "drafter": _TEXT, "verify_length": (int, _NONE), "accept": (str, _NONE),
-    "scripted": (bool,), "mode": (str, _NONE),
-}  # fmt: skip
-_RUN = {
-    "group": _TEXT, "lane": _TEXT, "stop": _TEXT, "set": _TEXT, "kind": _TEXT, "depth": _WHOLE,
-    "prompt": _WHOLE, "index": _WHOLE, "repetition": _WHOLE, "order": _WHOLE,
-    "prompt_tokens": _WHOLE, "cached_tokens": _WHOLE, "n_tokens": _WHOLE, "tokens_sha256": _TEXT,
-    "finish_reason": _TEXT, "loops": (bool,), "prompt_ms": _NUMBER, "decode_ms": _NUMBER,
-    "decode_tokens": _WHOLE, "rule": (str, _NONE), "counts": (dict, _NONE), "fault": (str, _NONE),
-    "closings": _WHOLE, "exact": (bool, _NONE),
-}  # fmt: skip
-_COST = {"group": _TEXT, "depth": _WHOLE, "m": _WHOLE, "ms": (list,)}
 
 
 def new_record(command, settings, items, sets):
@@ -153,13 +129,36 @@ def read_record(path):
     try:
         record = json.loads(text)
     except ValueError as err:
-        raise FormatError(
-            f"{path}: is not JSON ({err}), expected a record of 'cudflash bench --record'"
-        ) from None
+        raise FormatError(f"{path}: is not JSON ({err}), {_EXPECTED}") from None
+    except RecursionError:
+        raise FormatError(f"{path}: is nested too deeply to be read, {_EXPECTED}") from None
     try:
         return validate_record(record)
     except FormatError as err:
         raise FormatError(f"{path}: {err}") from None
+
+
+@contextmanager
+def reporting_on(*paths):
+    """Blame the records for what goes wrong while a report is made of them.
+
+    ``validate_record`` looks at every field that a report reads; this is for what it does not know.
+
+    Raises
+    ------
+    FormatError
+        Naming the files, instead of an error of arithmetic or of looking something up.
+    """
+    try:
+        yield
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError,
+            StopIteration, TypeError, ValueError) as err:  # fmt: skip
+        if isinstance(err, UnicodeError) and "surrogates" not in err.reason:
+            raise  # of the place that the report is written to, not of the record
+        raise FormatError(
+            f"{' or '.join(dict.fromkeys(map(str, paths)))}: no report can be made of what it holds "
+            f"({type(err).__name__}: {' '.join(str(err).split())[:80]}), {_EXPECTED}"
+        ) from None
 
 
 def validate_record(record):
@@ -170,55 +169,36 @@ def validate_record(record):
     FormatError
     """
     if not isinstance(record, dict) or "schema" not in record:
-        raise FormatError("has no key 'schema', expected a record of 'cudflash bench --record'")
+        raise FormatError(f"has no key 'schema', {_EXPECTED}")
     schema = record["schema"]
     if schema != SCHEMA:
         about = "measure again with this version"
         if str(schema).startswith("cudflash-receipt/"):
             about = "that is the receipt of one answer; records come from 'cudflash bench --record'"
         raise FormatError(f"schema is {schema!r}, expected {SCHEMA!r}; {about}")
-    _check(record, _TOP, "record")
+    RECORD.check(record, "record")
     if record["status"] not in STATES:
         raise FormatError(f"status is {record['status']!r}, expected one of {', '.join(STATES)}")
-    for key, fields in (("groups", _GROUP), ("runs", _RUN), ("verify_cost", _COST)):
-        for index, one in enumerate(record[key]):
-            _check(one, fields, f"{key}[{index}]")
-    for i, group in enumerate(record["groups"]):
-        for j, lane in enumerate(group["lanes"]):
-            _check(lane, _LANE, f"groups[{i}].lanes[{j}]")
     known = {(g["name"], lane["name"]) for g in record["groups"] for lane in g["lanes"]}
     for index, run in enumerate(record["runs"]):
         if (run["group"], run["lane"]) not in known:
-            raise FormatError(f"runs[{index}].lane is {run['lane']!r}, expected a lane of a group")
-        if not 0 <= run["decode_tokens"] <= run["n_tokens"]:
-            raise FormatError(f"runs[{index}].decode_tokens is {run['decode_tokens']}, expected at "
-                              f"most {run['n_tokens']}")  # fmt: skip
+            raise FormatError(
+                f"record.runs[{index}].lane is {run['lane']!r}, expected a lane of a group"
+            )
+        check_run(run, f"record.runs[{index}]")
         if run["counts"] is not None:
             _check_counts(run, index)
+    check_costs(record["verify_cost"])
     return record
 
 
 def _check_counts(run, index):
     try:
         identities(run["counts"])
-    except KeyError as err:
-        raise FormatError(f"runs[{index}].counts.{err.args[0]} is missing") from None
-    except (CudflashError, TypeError) as err:
-        raise FormatError(f"runs[{index}].counts: {err}") from None
+    except CudflashError as err:
+        raise FormatError(f"record.runs[{index}].counts: {err}") from None
     if run["counts"]["emitted"] != run["decode_tokens"]:
         raise FormatError(
-            f"runs[{index}].counts.emitted is {run['counts']['emitted']}, expected "
+            f"record.runs[{index}].counts.emitted is {run['counts']['emitted']}, expected "
             f"{run['decode_tokens']}, the tokens after the first"
         )
-
-
-def _check(value, fields, path):
-    if not isinstance(value, dict):
-        raise FormatError(f"{path} is {str(value)[:60]!r}, expected an object")
-    for key, types in fields.items():
-        if key not in value:
-            raise FormatError(f"{path}.{key} is missing")
-        found = value[key]
-        if not isinstance(found, types) or (isinstance(found, bool) and bool not in types):
-            names = " or ".join("null" if t is _NONE else t.__name__ for t in types)
-            raise FormatError(f"{path}.{key} is {str(found)[:60]!r}, expected {names}")

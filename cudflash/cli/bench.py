@@ -124,10 +124,11 @@ def command(ctx, files, source, record, force, csv_file, plot, form, as_json, **
     if source is not None:
         if files or record:
             raise UsageError("--from shows a record again; pass no model and no --record with it")
-        from cudflash.bench.record import read_record
+        from cudflash.bench.record import read_record, reporting_on
 
         made = read_record(source)
-        _show(output, made, form, as_json, outputs)
+        with reporting_on(source):
+            _show(output, made, form, as_json, outputs)
         ctx.exit(DIFFERENT if made["differences"] else 0)
     from cudflash.bench.record import RecordFile
 

@@ -24,19 +24,20 @@ def command(ctx, a, b, lane, lane_b, allow_confounded, as_json):
     one declared variable differs is refused, because any of them may be the cause; so are records
     of different prompts, and a single prompt. A and B may be the same file with two lanes.
     """
-    from cudflash.bench.record import read_record
+    from cudflash.bench.record import read_record, reporting_on
     from cudflash.compare import choose_sides, compare
 
     output = output_of(ctx)
     one = read_record(a)
     other = one if a == b else read_record(b)
-    pairs = choose_sides(one, other, a, b, lane, lane_b)
-    found = [compare(*pair, allow_confounded=allow_confounded) for pair in pairs]
-    if as_json:
-        output.json({"comparisons": found})
-        return
-    for comparison in found:
-        show(output, comparison)
+    with reporting_on(a, b):
+        pairs = choose_sides(one, other, a, b, lane, lane_b)
+        found = [compare(*pair, allow_confounded=allow_confounded) for pair in pairs]
+        if as_json:
+            output.json({"comparisons": found})
+            return
+        for comparison in found:
+            show(output, comparison)
 
 
 def show(output, comparison):

@@ -217,6 +217,40 @@ def test_compare_refuses_and_labels(cli, tmp_path):
     assert "no evidence" in cli("compare", single, single, "--lane", "plain").sentence
 
 
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"machine": {}}, "record.machine.cpu is missing"),
+        ({"prompts": {}}, "record.prompts.sha256 is missing"),
+        ({"settings": {}}, "record.settings.n_tokens is missing"),
+        ({"versions": {}}, "record.versions.cudflash is missing"),
+        ({"differences": [None]}, "record.differences[0] is 'None'"),
+        ({"runs": [{**one, "decode_ms": float("nan")} for one in simple_record()["runs"]]}, "'nan'"),
+        ("[" * 100_000, "nested too deeply"),
+    ],
+    ids=["machine", "prompts", "settings", "versions", "differences", "nan", "deep"],
+)  # fmt: skip
+def test_odd_records_are_one_sentence(cli, tmp_path, change, words):
+    """An internal error, or figures, from a record that is none."""
+    good, bad = write(tmp_path / "good.json", simple_record()), tmp_path / "bad.json"
+    bad.write_text(change if isinstance(change, str) else json.dumps(simple_record() | change))
+    for args in (("bench", "--from", bad), ("compare", good, bad), ("compare", bad, good)):
+        done = cli(*args)
+        assert done.code == 3 and done.out == b""
+        assert words in done.sentence and str(bad) in done.sentence
+
+
+def test_record_that_no_report_can_be_made_of(cli, tmp_path, monkeypatch):
+    """An internal error where the checks have let something through."""
+    path = write(tmp_path / "r.json", simple_record())
+    monkeypatch.setattr("cudflash.bench.report.to_markdown", lambda made: made["nothing"])
+    done = cli("bench", "--from", path)
+    assert done.code == 3 and f"{path}: no report can be made" in done.sentence
+    monkeypatch.setattr("cudflash.compare.choose_sides", lambda *args: None + 1)
+    done = cli("compare", path, path)
+    assert done.code == 3 and f"{path}: no report can be made" in done.sentence
+
+
 def test_compare_of_lanes_in_one_file(cli, tmp_path):
     """Two files demanded where one record holds both lanes."""
     a = write(tmp_path / "a.json", simple_record())

@@ -66,6 +66,13 @@ def test_model_without_the_block_is_refused(cli, command):
         assert done.code != 0 and "the file has no MTP block" in done.sentence
 
 
+def test_bench_names_the_range_of_the_block(cli):
+    """Catches the verify lengths of drafts offered where the block takes any k."""
+    model = vector_path("hybrid_pair/hybrid-tiny-q4_k_m.gguf")
+    done = cli("bench", model, "--drafters", "mtp", "--k", 16)
+    assert done.code == 2 and "is 16, expected a whole number from 1 to 15" in done.sentence
+
+
 def test_chat_drafts_with_the_block(cli, tmp_path):
     """A second answer of a conversation that loses the block's rows."""
     model = with_template(hybrid_path(), tmp_path / "chat.gguf", TEMPLATE)
