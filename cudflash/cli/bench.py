@@ -8,6 +8,7 @@ import click
 from cudflash.cli.common import (
     Command,
     check_text,
+    file_text,
     json_option,
     options,
     output_of,
@@ -296,11 +297,7 @@ def _prompts(pair, all_chat):
 
 
 def _lines(path):
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as err:
-        raise UsageError(f"{path}: cannot be read ({err}); check the path") from None
-    return [check_text("--file", line) for line in text.splitlines() if line.strip()]
+    return [check_text("--file", line) for line in file_text(path).splitlines() if line.strip()]
 
 
 def _measure(output, ctx, work, place):
