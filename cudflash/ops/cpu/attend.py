@@ -104,7 +104,7 @@ def kv_write(cache_k, cache_v, k, v, positions):
     submit(jit.register(f"kv_write_{kv}", build),
            [cache_k, cache_v, k, stride(k), v, stride(v), positions, m, n_kv_heads, d, capacity],
            reads=[extent(k), extent(v), positions], writes=[cache_k, cache_v],
-           touched=2 * (k.nbytes + v.nbytes))
+           touched=4 * (k.nbytes + v.nbytes))
 
 
 def attention(out, q, cache_k, cache_v, positions, window, scale, softcap):
@@ -168,7 +168,8 @@ def attention(out, q, cache_k, cache_v, positions, window, scale, softcap):
     submit(_kernel("attention_chunks", shape, kv, d, block), [*values, workspace, slots],
            reads=reads, writes=[workspace])
     submit(_kernel("attention_merge", f"d{d}", kv, d, block), [*values, workspace, slots],
-           reads=[workspace, positions], writes=[extent(out)], touched=4 * n_floats)
+           reads=[workspace, positions], writes=[extent(out)], touched=4 * n_floats,
+           rows=m * n_heads, by_rows=[out])
 
 
 def _block_size(pairs):

@@ -52,8 +52,9 @@ def build_kv_write(kv):
         positions = S.peek_i64(args + 48)
         m, n_kv, d, capacity = (S.peek_i64(args + 56), S.peek_i64(args + 64),
                                 S.peek_i64(args + 72), S.peek_i64(args + 80))
+        # by heads first: neighbouring positions of one share cache lines
         for i in range(m * n_kv * tid // n_threads, m * n_kv * (tid + 1) // n_threads):
-            r, h = i // n_kv, i % n_kv
+            h, r = i // m, i % m
             p = np.int64(S.peek_i32(positions + 4 * r))
             if p >= 0:
                 slot = p % capacity

@@ -57,4 +57,5 @@ def dynamic_conv(out, x, dyn, base, side, group):
     submit(_DYNAMIC_CONV,
            [out, stride(out), x, stride(x), dyn, stride(dyn), base, n_rows, width, n_taps, first,
             group],
-           reads=[extent(x), extent(dyn), base], writes=[extent(out)])
+           reads=[extent(x), extent(dyn), base], writes=[extent(out)],
+           rows=n_rows, by_rows=[dyn, out])

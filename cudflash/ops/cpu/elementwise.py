@@ -37,7 +37,9 @@ def _submit(op, out, x, y=None, number=0.0):
     y_stride = 0 if y is None or y.ndim == 1 else stride(y)
     submit(_KERNELS[op], [out, stride(out), x, stride(x), 0 if y is None else y, y_stride,
                           out.shape[0], out.shape[1], float(number)],
-           reads=[extent(array) for array in inputs], writes=[extent(out)])
+           reads=[extent(array) for array in inputs], writes=[extent(out)],
+           rows=out.shape[0], by_rows=[array for array in (x, y, out)
+                                       if array is not None and array.ndim == 2])
 
 
 def copy(out, x):

@@ -94,4 +94,5 @@ def embed_rows(out, table, ids, scale):
     submit(jit.register(f"embed_{name.lower()}", build),
            [out, stride(out), table.raw, stride(table.raw), table.n,
             table.k // FORMATS[name].block, ids, len(out), float(scale)],
-           reads=[ids], writes=[extent(out)], keep=(table,))
+           reads=[ids], writes=[extent(out)], keep=(table,),
+           rows=len(out), by_rows=[out])

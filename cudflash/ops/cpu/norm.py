@@ -54,7 +54,8 @@ def rms_norm(out, x, weight, eps):
         return
     submit(_RMS_NORM, [out, stride(out), x, stride(x), n_rows, d, norm_lanes(d),
                        0 if weight is None else weight, float(eps)],
-           reads=[extent(x)] + ([] if weight is None else [weight]), writes=[extent(out)])
+           reads=[extent(x)] + ([] if weight is None else [weight]), writes=[extent(out)],
+           rows=n_rows, by_rows=[x, out])
 
 
 def l2_norm(out, x, eps):
@@ -82,7 +83,8 @@ def l2_norm(out, x, eps):
     n_rows, n_heads, d = out.shape
     submit(_L2_NORM, [out, stride(out), x, stride(x), n_rows, n_heads, d, norm_lanes(d),
                       float(eps)],
-           reads=[extent(x)], writes=[extent(out)], touched=x.nbytes + out.nbytes)
+           reads=[extent(x)], writes=[extent(out)], touched=x.nbytes + out.nbytes,
+           rows=n_rows, by_rows=[x, out])
 
 
 def gated_rms_norm(out, x, z, weight, eps):
@@ -111,7 +113,8 @@ def gated_rms_norm(out, x, z, weight, eps):
         return
     submit(_GATED_RMS_NORM, [out, stride(out), x, stride(x), z, stride(z), n_rows, d,
                              norm_lanes(d), weight, float(eps)],
-           reads=[extent(x), extent(z), weight], writes=[extent(out)])
+           reads=[extent(x), extent(z), weight], writes=[extent(out)],
+           rows=n_rows, by_rows=[x, z, out])
 
 
 def _check_eps(op, eps):

@@ -186,11 +186,11 @@ def quantize_rows(xq, x):
         return build_quantize(xq.layout, xq.planes)
 
     kernel = jit.register(f"quantize_{xq.layout}_{xq.activations}", build)
-    plane = [array.strides[0] for array in (xq.q, xq.b, xq.c)]
+    plane, spans = [array.strides[0] for array in (xq.q, xq.b, xq.c)], xq.spans
     submit(kernel, [x, x.strides[0], xq.m, xq.k, xq.q, xq.q.strides[1], plane[0],
                     xq.d, xq.d.strides[0], xq.a, xq.a.strides[0],
                     xq.b, xq.b.strides[1], plane[1], xq.c, xq.c.strides[1], plane[2]],
-           reads=[x], writes=xq.spans)
+           reads=[x], writes=spans, rows=xq.m, by_rows=[x, *spans])
 
 
 def matmul(out, x, w):
@@ -223,7 +223,10 @@ def matmul(out, x, w):
     else:
         values = head + [x, x.strides[0]] + [0] * 11
         reads, planes = [x, w.data], 1
-    submit(matmul_kernel(w.type, tile, planes), values, reads=reads, writes=[out])
+    # every second row takes about as long as the bytes of the matrix
+    touched = w.data.nbytes * ((m + 2) // 2) + out.nbytes
+    submit(matmul_kernel(w.type, tile, planes), values, reads=reads, writes=[out],
+           touched=touched)
 
 
 def row_tile(layout, m):

@@ -54,4 +54,5 @@ def rope(x, positions, table, style, n_dims):
     if m == 0:
         return
     submit(_KERNELS[style], [x, stride(x), positions, table, len(table), m, n_heads, d, n_dims],
-           reads=[positions, table], writes=[extent(x)], touched=3 * x.nbytes)
+           reads=[positions, table], writes=[extent(x)], touched=3 * x.nbytes,
+           rows=m * n_heads, by_rows=[x])

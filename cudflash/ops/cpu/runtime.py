@@ -33,6 +33,8 @@ _chunk_lock = threading.Lock()
 # A launch that touches less than this is left to one thread: neighbours of its kind then need no
 # barrier between them, and a barrier costs as much as the work.
 _SERIAL_BYTES = 48 * 1024
+# The same where every thread goes on with the rows it had before, which takes no barrier.
+_SERIAL_BYTES_BY_ROWS = 3584
 # More would only wait for each other; every supported machine has fewer cores.
 MAX_THREADS = 1024
 _CONTROL_BYTES = 256  # ``executor.CONTROL_BYTES``, which cannot be imported without Numba
@@ -127,16 +129,27 @@ def move(buffer, source):
 
 
 class _Op:
-    """One kernel launch: entry point, address of its argument block, what it keeps alive."""
+    """One kernel launch: entry point, address of its argument block, what it keeps alive.
 
-    __slots__ = ("kernel", "args", "reads", "writes", "keep", "serial")
+    ``reads`` and ``writes`` are address ranges (first, past the last, by rows): "by rows" where
+    thread t of T touches the t-th of T equal parts and nothing else, provided T divides ``rows``.
+    """
 
-    def __init__(self, kernel, args, reads, writes, keep, touched):
+    __slots__ = ("kernel", "args", "reads", "writes", "keep", "touched", "rows")
+
+    def __init__(self, kernel, args, reads, writes, keep, touched, rows):
         self.kernel, self.args, self.keep = kernel, args, keep
-        self.reads, self.writes = reads, writes
-        if touched is None:
-            touched = sum(b - a for a, b in reads + writes)
-        self.serial = touched <= _SERIAL_BYTES
+        self.reads, self.writes, self.rows = reads, writes, rows
+        self.touched = sum(s[1] - s[0] for s in reads + writes) if touched is None else touched
+
+    def placed(self, n_threads):
+        """(serial, reads, writes) of the launch on so many threads."""
+        by_rows = self.rows > 0 and self.rows % n_threads == 0
+        least = _SERIAL_BYTES_BY_ROWS if by_rows and _SERIAL_BYTES > 0 else _SERIAL_BYTES
+        if self.touched <= least or not by_rows:
+            whole = ([(a, b, False) for a, b, _ in spans] for spans in (self.reads, self.writes))
+            return self.touched <= least, *whole
+        return False, self.reads, self.writes
 
 
 def _span(array, known):
@@ -162,7 +175,7 @@ def _float_bits(value):
     return struct.unpack("<q", struct.pack("<d", value))[0]
 
 
-def submit(kernel, values, *, reads, writes, keep=(), touched=None):
+def submit(kernel, values, *, reads, writes, keep=(), touched=None, rows=0, by_rows=()):
     """Run a kernel, or record it when a capture is open in this thread.
 
     Parameters
@@ -178,12 +191,18 @@ def submit(kernel, values, *, reads, writes, keep=(), touched=None):
     touched : int, optional
         Bytes the launch really reads and writes, where that is less than all of ``reads`` and
         ``writes`` (a few rows of a cache, say).
+    rows : int
+        Rows that the threads share out evenly, 0 where the work is cut in another way.
+    by_rows : sequence of ndarray
+        Those of ``reads`` and ``writes`` of which row r is touched with row r of the work alone.
+        Two such launches in turn need no barrier over them.
     """
     spans = {}  # most arrays are named twice
     words = [value if type(value) is int else _word(value, spans) for value in values]
     block = numbers("q", words)
-    op = _Op(kernel, block.buffer_info()[0], [_span(a, spans) for a in reads],
-             [_span(a, spans) for a in writes], (block, values, keep), touched)
+    cut = {id(a) for a in by_rows if a.flags.c_contiguous}
+    ranges = [[(*_span(a, spans), id(a) in cut) for a in arrays] for arrays in (reads, writes)]
+    op = _Op(kernel, block.buffer_info()[0], *ranges, (block, values, keep), touched, rows)
     graph = _open_graph()
     if graph is None:
         Graph([op]).launch()
@@ -196,7 +215,7 @@ class Graph:
 
     def __init__(self, ops=()):
         self._ops = list(ops)
-        self._program = None
+        self._program, self._n_threads = None, 0
 
     def __len__(self):
         return len(self._ops)
@@ -208,30 +227,47 @@ class Graph:
 
     @property
     def n_barriers(self):
-        """Number of thread barriers the program needs."""
-        self._build()
-        return int(np.count_nonzero(self._program[:, 2]))
+        """Number of thread barriers the program needs on the threads in use."""
+        return int(np.count_nonzero(self._built(pool().n_threads)[:, 2]))
 
-    def _build(self):
-        if self._program is not None:
-            return
-        program = numbers("q")
-        # Work since the last barrier: shared by all threads, or done by thread 0 alone.
-        shared, alone = _Pending(), _Pending()
-        for op in self._ops:
-            barrier = shared.conflicts(op) or (not op.serial and alone.conflicts(op))
-            if barrier:
-                shared, alone = _Pending(), _Pending()
-            (alone if op.serial else shared).add(op)
-            program.extend((op.kernel.address, op.args, barrier, op.serial))
-        self._program = np.array(program, np.int64).reshape(-1, 4)
+    def _built(self, n_threads):
+        """The program for so many threads."""
+        if self._program is None or self._n_threads != n_threads:
+            self._program, self._n_threads = build_program(self._ops, n_threads), n_threads
+        return self._program
 
     def launch(self):
         """Run all recorded kernels in order; returns when the last one has finished."""
-        self._build()
-        # another thread may replace the pool between the two calls
-        while len(self._ops) and not pool().run(self._program):
-            pass
+        while len(self._ops):
+            threads_ = pool()
+            if threads_.run(self._built(threads_.n_threads)):
+                return  # else another thread has replaced the pool in the meantime
+
+
+def build_program(ops, n_threads):
+    """Records for ``run_program``: entry point, argument block, barrier before, serial.
+
+    Parameters
+    ----------
+    ops : sequence of _Op
+    n_threads : int
+
+    Returns
+    -------
+    ndarray of shape (len(ops), 4), int64
+    """
+    program = numbers("q")
+    # Work since the last barrier: shared by all threads, or done by thread 0 alone.
+    shared, alone = _Pending(), _Pending()
+    for op in ops:
+        serial, reads, writes = op.placed(n_threads)
+        barrier = shared.conflicts(reads, writes) or (
+            not serial and alone.conflicts(reads, writes))
+        if barrier:
+            shared, alone = _Pending(), _Pending()
+        (alone if serial else shared).add(reads, writes)
+        program.extend((op.kernel.address, op.args, barrier, serial))
+    return np.array(program, np.int64).reshape(-1, 4)
 
 
 class _Pending:
@@ -240,20 +276,20 @@ class _Pending:
     def __init__(self):
         self._reads, self._writes = [], []
 
-    def add(self, op):
-        self._reads += op.reads
-        self._writes += op.writes
+    def add(self, reads, writes):
+        self._reads += reads
+        self._writes += writes
 
-    def conflicts(self, op):
-        """Whether ``op`` may not run beside these launches."""
-        return (_overlap(op.writes, self._reads) or _overlap(op.writes, self._writes)
-                or _overlap(op.reads, self._writes))
+    def conflicts(self, reads, writes):
+        """Whether a launch that touches this may not run beside these launches."""
+        return (_overlap(writes, self._reads) or _overlap(writes, self._writes)
+                or _overlap(reads, self._writes))
 
 
 def _overlap(spans, others):
-    for a, b in spans:
-        for c, d in others:
-            if a < d and c < b:
+    for a, b, by_rows in spans:
+        for c, d, also in others:
+            if a < d and c < b and not (by_rows and also and a == c and b == d):
                 return True
     return False
 
