@@ -85,6 +85,11 @@ class DraftConfig:
         return next((la.window for la in self.layers if la.window is not None), None)
 
     @property
+    def causal(self) -> bool:
+        """Whether no row of a block sees a later one, in any layer."""
+        return all(layer.causal for layer in self.layers)
+
+    @property
     def window_pattern(self) -> str:
         """One letter per layer: S sliding, F full."""
         return "".join("F" if la.window is None else "S" for la in self.layers)

@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 
 import cudflash
+from cudflash.model.draft_runner import DraftRunner
 
 from tests.helpers.demo_faults import (
     BUDGET,
     FAULTS,
     FOLDER,
+    GREEDY,
     KINDS,
     accepted,
     cases,
@@ -87,6 +89,28 @@ def test_golden_rounds_on_every_instruction_set(isa):
     made = golden()["drafts"]
     expected = [next(t for t in made[k]["traces"] if t["prompt"] == 0) for k in KINDS]
     assert json.loads(run.stdout) == expected
+
+
+def test_a_causal_draft_runs_the_rows_it_proposes_and_no_bit_changes(monkeypatch):
+    """Catches a causal draft that pays for rows nobody reads, and a short block of one that is
+    another conditioning."""
+    one = pair("dflash")
+    ids = one.tokenizer.encode(prompts()[0]["text"])
+    blocks, run = [], DraftRunner._run_block
+
+    def note(runner, anchor, n_tokens, block):
+        blocks.append((n_tokens, block))
+        run(runner, anchor, n_tokens, force or block)
+
+    monkeypatch.setattr(DraftRunner, "_run_block", note)
+    found = []
+    for force in (None, one.draft_config.block_size):
+        result = one.generate(
+            ids, max_tokens=24, sampling=GREEDY, ignore_eos=True, speculative="on", verify_length=3
+        )
+        found.append([r["drafted"] for r in result.speculation["trace"]])
+    assert found[0] == found[1] and len(found[0]) > 5
+    assert set(blocks) == {(n, n + 1) for n, _ in blocks}
 
 
 @pytest.mark.parametrize("kind", KINDS)

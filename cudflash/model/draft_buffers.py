@@ -3,6 +3,8 @@
 Owns sizes; ``draft_memory`` states what a draft allocates without allocating it.
 """
 
+from itertools import accumulate, pairwise
+
 import numpy as np
 
 from cudflash.model.buffers import QUANTIZED_LAYOUTS
@@ -138,7 +140,7 @@ class InBox:
         """Write the block [anchor, mask, ...] of ``n_rows`` rows at the end of the context."""
         host, block = self._host, self._block
         host[0], host[1:block] = anchor, mask
-        host[block : 2 * block] = context.length + np.arange(block)
+        host[block : 2 * block] = np.arange(context.length, context.length + block)
         host[2 * block] = context.n_pinned
         at = 2 * block + 1
         for window, causal in self.kinds:
@@ -163,17 +165,16 @@ class OutBox:
 
     def __init__(self, allocator, ops, config):
         self._ops, block = ops, config.block_size
-        self._buffer = allocator.empty("io", (2 + block + 3 * (block - 1),), np.int32)
-        parts = self._split(self._buffer, block)
-        self._block = block
+        edges = list(accumulate([0, 2, block, block - 1, block - 1, block - 1]))
+        self._places = [slice(a, b) for a, b in pairwise(edges)]
+        self._buffer = allocator.empty("io", (edges[-1],), np.int32)
+        parts = self._split(self._buffer)
         self.finite = parts[0][:1], parts[0][1:]
         self.ids, self.index, self.scores, self.confidence = parts[1:]
         ops.copy_in(self._buffer, np.ones(self._buffer.shape, np.int32))
 
-    @staticmethod
-    def _split(flat, block):
-        edges = np.cumsum([0, 2, block, block - 1, block - 1, block - 1])
-        parts = [flat[a:b] for a, b in zip(edges[:-1], edges[1:])]
+    def _split(self, flat):
+        parts = [flat[place] for place in self._places]
         return *parts[:3], *(part.view(np.float32) for part in parts[3:])
 
     @property
@@ -187,7 +188,7 @@ class OutBox:
 
     def parts(self, words):
         """As ``read``, of words that begin with a host copy of the box."""
-        return self._split(words[: len(self._buffer)], self._block)
+        return self._split(words)
 
 
 def draft_memory(ops, draft, target, n_ctx, activations):

@@ -267,10 +267,12 @@ class DraftContext:
         ndarray of shape (n_rows, 2), int32
             Pinned rows, which are seen as well, are not excluded.
         """
-        position = self.length + np.arange(n_rows)
-        lo = np.zeros(n_rows) if window is None else np.maximum(0, position - window + 1)
-        hi = position + 1 if causal else np.full(n_rows, self.length + n_rows)
-        return np.stack([lo, hi], axis=1).astype(np.int32)
+        spans = np.zeros((n_rows, 2), np.int32)
+        positions = np.arange(self.length, self.length + n_rows)
+        if window is not None:
+            np.maximum(positions - (window - 1), 0, out=spans[:, 0], casting="unsafe")
+        spans[:, 1] = positions + 1 if causal else self.length + n_rows
+        return spans
 
     @property
     def n_pinned(self):

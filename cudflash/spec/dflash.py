@@ -32,9 +32,10 @@ class DFlashDrafter:
     ----------
     runner : DraftRunner
     full_block : bool
-        Always run the block that the draft was trained with, whatever is proposed of it. False
-        runs a block of just the proposed rows and the anchor's, which is cheaper, and another
-        conditioning: rows of a block see one another.
+        Always condition on the block that the draft was trained with, whatever is proposed of it.
+        False runs a block of just the proposed rows and the anchor's, which is cheaper, and another
+        conditioning where rows of a block see later ones. In a causal draft they do not: it always
+        runs just those rows.
 
     Attributes
     ----------
@@ -48,7 +49,8 @@ class DFlashDrafter:
 
     def __init__(self, runner, full_block=True):
         config = runner.config
-        self.runner, self.full_block = runner, full_block
+        self.runner = runner
+        self.full_block = full_block and not config.causal
         self.name, self.taps, self.block_size = config.kind, config.taps, config.block_size
         self.echoes = []
         self._remaining = 0
@@ -70,7 +72,7 @@ class DFlashDrafter:
 
     def time_pass(self, anchor, n):
         """Run one block as ``propose`` does, whatever rows the context holds."""
-        self.runner.time_block(anchor, n, self.block_size if self.full_block else n + 1)
+        self.runner.time_block(anchor, n, self._rows(n))
 
     def expect(self, n_rows):
         """Prepare for rows of the prompt that are sure to follow the next observed ones."""
