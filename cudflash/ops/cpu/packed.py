@@ -5,7 +5,7 @@ import numpy as np
 from cudflash.errors import UsageError
 from cudflash.ops.cpu import jit
 from cudflash.ops.cpu.formats import FORMATS, n_slices, packed_nbytes
-from cudflash.ops.cpu.runtime import capture, empty, submit
+from cudflash.ops.cpu.runtime import capture, empty, span_of, submit
 
 ACTIVATIONS = ("int8", "int8x2")
 # Rows of the largest register tile; scratch is padded so that a tile may read past the last row.
@@ -15,11 +15,12 @@ ROW_TILE = 8
 class PackedMatrix:
     """A weight matrix in the CPU's tile order; the same bytes as in the file."""
 
-    __slots__ = ("type", "n", "k", "data", "format")
+    __slots__ = ("type", "n", "k", "data", "format", "span")
 
     def __init__(self, type_name, n, k, data):
         self.type, self.n, self.k, self.data = type_name, n, k, data
         self.format = FORMATS[type_name]
+        self.span = span_of(data)
 
     @property
     def layout(self):
@@ -135,6 +136,10 @@ class QuantizedRows:
         for array in self.arrays:
             array.fill(0)
         self.m = max_rows
+        self._spans = {}  # by rows; addresses take most of the time of recording a product
+        q, d, a, b, c = ((span_of(array)[0], array.strides[-2], array.strides[0])
+                         for array in self.arrays)
+        self.inputs = (*q, *d[:2], *a[:2], *b, *c)  # as the kernel of a product wants them
 
     @property
     def arrays(self):
@@ -143,11 +148,14 @@ class QuantizedRows:
 
     @property
     def spans(self):
-        """The parts of the buffers that ``m`` rows use, each contiguous."""
-        parts = [self.d[:self.m], self.a[:self.m]]
-        for array in (self.q, self.b, self.c):
-            parts += [plane[:self.m] for plane in array]
-        return parts
+        """Spans of the parts of the buffers that ``m`` rows use."""
+        found = self._spans.get(self.m)
+        if found is None:
+            parts = [self.d[:self.m], self.a[:self.m]]
+            for array in (self.q, self.b, self.c):
+                parts += [plane[:self.m] for plane in array]
+            found = self._spans[self.m] = [span_of(part) for part in parts]
+        return found
 
     @property
     def nbytes(self):
@@ -186,11 +194,9 @@ def quantize_rows(xq, x):
         return build_quantize(xq.layout, xq.planes)
 
     kernel = jit.register(f"quantize_{xq.layout}_{xq.activations}", build)
-    plane, spans = [array.strides[0] for array in (xq.q, xq.b, xq.c)], xq.spans
-    submit(kernel, [x, x.strides[0], xq.m, xq.k, xq.q, xq.q.strides[1], plane[0],
-                    xq.d, xq.d.strides[0], xq.a, xq.a.strides[0],
-                    xq.b, xq.b.strides[1], plane[1], xq.c, xq.c.strides[1], plane[2]],
-           reads=[x], writes=spans, rows=xq.m, by_rows=[x, *spans])
+    spans = xq.spans
+    submit(kernel, [x, x.strides[0], xq.m, xq.k, *xq.inputs], reads=[x], writes=spans, keep=(xq,),
+           rows=xq.m, by_rows=[x, *spans])
 
 
 def matmul(out, x, w):
@@ -214,18 +220,16 @@ def matmul(out, x, w):
     fmt, tile = w.format, row_tile(w.layout, m)
     units = k // fmt.block
     slices = n_slices(k)
-    head = [out, out.strides[0], m, n, w.data, units * fmt.tile_block_bytes, units, slices]
+    values = [out, out.strides[0], m, n, w.span[0], units * fmt.tile_block_bytes, units, slices]
     if quantized:
-        values = head + [x.q, x.q.strides[1], x.q.strides[0], x.d, x.d.strides[0],
-                         x.a, x.a.strides[0], x.b, x.b.strides[1], x.b.strides[0],
-                         x.c, x.c.strides[1], x.c.strides[0]]
-        reads, planes = [*x.spans, w.data], x.planes
+        values += x.inputs
+        reads, planes = [*x.spans, w.span], x.planes
     else:
-        values = head + [x, x.strides[0]] + [0] * 11
-        reads, planes = [x, w.data], 1
+        values += [x, x.strides[0]] + [0] * 11
+        reads, planes = [x, w.span], 1
     # every second row takes about as long as the bytes of the matrix
     touched = w.data.nbytes * ((m + 2) // 2) + out.nbytes
-    submit(matmul_kernel(w.type, tile, planes), values, reads=reads, writes=[out],
+    submit(matmul_kernel(w.type, tile, planes), values, reads=reads, writes=[out], keep=(x, w),
            touched=touched)
 
 

@@ -152,8 +152,21 @@ class _Op:
         return False, self.reads, self.writes
 
 
+class Span(tuple):
+    """Address range (first, past the last) of memory that somebody else keeps alive."""
+
+    __slots__ = ()
+
+
+def span_of(array):
+    """Span of a C-contiguous array, to be looked up once and named in many launches."""
+    return Span(_span(array, {}))
+
+
 def _span(array, known):
     """Address range that an array occupies (C-contiguous arrays only)."""
+    if type(array) is Span:
+        return array
     span = known.get(id(array))
     if span is None:
         try:  # NumPy's own ways to an address take eight times as long
@@ -183,7 +196,7 @@ def submit(kernel, values, *, reads, writes, keep=(), touched=None, rows=0, by_r
     kernel : jit.Kernel
     values : sequence of int, float or ndarray
         The argument block: integers as they are, floats as float64 bits, arrays as addresses.
-    reads, writes : sequence of ndarray
+    reads, writes : sequence of ndarray or Span
         Memory the kernel touches; two recorded kernels get a barrier between them only when one
         writes what the other touches.
     keep : sequence
@@ -193,14 +206,14 @@ def submit(kernel, values, *, reads, writes, keep=(), touched=None, rows=0, by_r
         ``writes`` (a few rows of a cache, say).
     rows : int
         Rows that the threads share out evenly, 0 where the work is cut in another way.
-    by_rows : sequence of ndarray
+    by_rows : sequence of ndarray or Span
         Those of ``reads`` and ``writes`` of which row r is touched with row r of the work alone.
         Two such launches in turn need no barrier over them.
     """
     spans = {}  # most arrays are named twice
     words = [value if type(value) is int else _word(value, spans) for value in values]
     block = numbers("q", words)
-    cut = {id(a) for a in by_rows if a.flags.c_contiguous}
+    cut = {id(a) for a in by_rows if type(a) is Span or a.flags.c_contiguous}
     ranges = [[(*_span(a, spans), id(a) in cut) for a in arrays] for arrays in (reads, writes)]
     op = _Op(kernel, block.buffer_info()[0], *ranges, (block, values, keep), touched, rows)
     graph = _open_graph()
