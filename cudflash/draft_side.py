@@ -45,9 +45,12 @@ class DraftSide:
         self.model = load_draft(ops, pair.draft, target, n_ctx, self.allocator, progress)
         self.work = DraftWorkspace(self.allocator, ops, self.model, activations)
 
-    def drafter(self, vocab_size):
-        """Return a drafter for one conversation."""
-        runner = DraftRunner(self._ops, self.model, self.work)
+    def drafter(self, vocab_size, runner=None):
+        """Return a drafter for one conversation, on a new runner or one that another has left."""
+        if runner is None:
+            runner = DraftRunner(self._ops, self.model, self.work)
+        else:
+            runner.rewind(0)
         return GuardedDrafter(DFlashDrafter(runner, self.full_block), vocab_size)
 
     def block(self, tap_rows, anchor):

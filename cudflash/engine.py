@@ -191,6 +191,7 @@ class Engine:
         self.closed = False
         self._pass_owner = None  # Generation whose pass holds the lock
         self._sessions = weakref.WeakSet()
+        self._parked = None, None
         self.plain_step = StepMeter()  # what speculation is compared with
         # held for a pass and for reading what it left in scratch; reentrant, because an interrupt
         # may leave it held by the thread that will ask for it again
@@ -250,6 +251,9 @@ class Engine:
             session.close()
         with self.lock:
             self.closed = True
+            runner, _ = self.take_parked()
+            if runner is not None:
+                runner.release()
             self.work.release()
             self.model = self.work = self.draft = self.drafter = self.gguf = None
             self._target = self._mtp = None
@@ -316,6 +320,29 @@ class Engine:
         self._sessions.add(session)
         return session
 
+    def take_parked(self):
+        """What the session that was closed last has left: (Runner, DraftRunner), or (None, None)."""
+        with self.lock:
+            found, self._parked = self._parked, (None, None)
+            return found
+
+    def park(self, runner, draft_runner, whole):
+        """Take back what a session has used, for the next one if nothing is kept yet.
+
+        Parameters
+        ----------
+        runner : Runner
+        draft_runner : DraftRunner or None
+        whole : bool
+            False: an answer was cut off in it, so it is released.
+        """
+        with self.lock:
+            if self.closed or not whole or self._parked[0] is not None:
+                runner.release()
+                return
+            runner.reset(None if draft_runner is None else draft_runner.source)
+            self._parked = runner, draft_runner
+
     def mtp_drafter(self, k=None):
         """Return a drafter that uses the MTP block of the model's own file, for one conversation.
 
@@ -350,7 +377,11 @@ class Engine:
         -------
         Result
         """
-        return self.session().generate(prompt, **options).result()
+        session = self.session()
+        try:
+            return session.generate(prompt, **options).result()
+        finally:
+            session.close()
 
     # -- plain passes ---------------------------------------------------------------------------
 

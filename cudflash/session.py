@@ -29,25 +29,27 @@ class Session:
 
     def __init__(self, engine):
         self._engine = engine
-        engine.backend.reserve(engine.session_bytes())
-        self._runner = Runner(
-            engine.ops, engine.model, engine.work, engine.n_ctx, engine.kv_type,
-            defaults.CHECKPOINTS,
-        )  # fmt: skip
+        self._runner, draft_runner = engine.take_parked()
+        if self._runner is None:
+            engine.backend.reserve(engine.session_bytes())
+            self._runner = Runner(
+                engine.ops, engine.model, engine.work, engine.n_ctx, engine.kv_type,
+                defaults.CHECKPOINTS,
+            )  # fmt: skip
         # reentrant: an interrupt may leave it held, by the thread that will ask for it again
         self._lock = threading.RLock()
         self._current = None
-        self._drafter = self._own_drafter()
+        self._drafter = self._own_drafter(draft_runner)
         if self._drafter is not None:  # what the first answer would otherwise wait for
             import cudflash.spec_rounds  # noqa: F401
 
             self._runner.set_taps(self._drafter.taps)
 
-    def _own_drafter(self):
+    def _own_drafter(self, draft_runner):
         """The engine's drafter for this conversation, None without one."""
         engine = self._engine
         if engine.draft is not None:
-            return engine.draft.drafter(engine.config.vocab_size)
+            return engine.draft.drafter(engine.config.vocab_size, draft_runner)
         made = engine.drafter
         if made is not None and (isinstance(made, type) or not hasattr(made, "propose")):
             made = made()
@@ -192,12 +194,19 @@ class Session:
             return self._current
 
     def close(self):
-        """End the answer in progress and free the caches; the engine calls it when it closes."""
+        """End the answer in progress and give the caches back; the engine calls it when it closes.
+
+        The engine keeps those of one closed session for the next one, with its recorded passes.
+        """
         with self._lock:
+            whole = self._current is None  # an answer that was cut off may hold on to the runner
             self._end_current()
-            if self._runner is not None:
-                self._runner.release()
+            runner, drafter = self._runner, self._drafter
             self._runner = self._drafter = None
+            if runner is None:
+                return
+            own = self._engine.draft is not None and drafter is not None
+            self._engine.park(runner, drafter.drafter.runner if own else None, whole)
 
     def _check_open(self):
         self._engine.check_open()

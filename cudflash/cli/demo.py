@@ -145,8 +145,12 @@ class _Demo:
         self._drafted = settle_speculation(self._output, self._engine, wanted)
 
     def _answer(self, options, stream=False, watch=None):
-        generation = self._engine.session().generate(self._prompt, **self._request, **options)
-        return stream_answer(self._output, generation, stream, watch)
+        session = self._engine.session()
+        try:
+            generation = session.generate(self._prompt, **self._request, **options)
+            return stream_answer(self._output, generation, stream, watch)
+        finally:
+            session.close()  # the next one finds its passes recorded
 
     def show(self, watch, stream):
         """The drafted answer, as it comes; (Result, whether Ctrl-C was pressed)."""

@@ -69,6 +69,21 @@ class Runner:
         """Rows of the largest pass."""
         return self._work.max_rows
 
+    def reset(self, source=None):
+        """Forget the sequence; buffers and recorded passes stay for the next one.
+
+        Parameters
+        ----------
+        source : DraftSource, optional
+            Of the drafter that stays as well; passes that read another one's are dropped.
+        """
+        self.rollback()
+        self.rewind(0)
+        self._taps = ()
+        for key in [key for key in self._graphs if key[-1] not in (None, source)]:
+            if key[0] != "head":
+                del self._graphs[key]
+
     def release(self):
         """Let go of model and caches, whoever still holds the runner."""
         self._graphs.clear()

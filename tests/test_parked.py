@@ -1,0 +1,126 @@
+"""What a closed session leaves behind is used by the next one, and cannot be seen in its answers."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+import cudflash
+from tests.helpers.engines import SMALL_ROWS, engine
+from tests.helpers.speculation import GREEDY, draft_engine
+from tests.helpers.vectors import ARCHES, target_case
+
+DRAFTS = ("v1-muse-swa", "v1-qwen3-full", "v2-qwen35-mixed")
+
+
+def ids(one, n, seed):
+    return np.random.default_rng(seed).integers(0, one.config.vocab_size, n).tolist()
+
+
+def fresh(one):
+    """Let go of what is kept, so that the next session makes everything anew."""
+    runner, _ = one.take_parked()
+    if runner is not None:
+        runner.release()
+
+
+def poison(runner, draft_runner):
+    """Fill every cache and state with NaN: what an earlier conversation left must not matter."""
+    arrays = [a for layer in runner.cache.layers if hasattr(layer, "k") for a in (layer.k, layer.v)]
+    if runner.cache.recurrent is not None:
+        for state in runner.cache.recurrent._layers.values():
+            arrays += [a for a in vars(state).values() if isinstance(a, np.ndarray)]
+    if draft_runner is not None:
+        for layer in draft_runner.context.layers:
+            arrays += [a for a in (layer.k, layer.v, layer.sink_k, layer.sink_v) if a is not None]
+    floats = [a for a in arrays if np.issubdtype(a.dtype, np.floating)]
+    for array in floats:
+        array.fill(np.nan)
+    assert floats
+
+
+def answers(one, poisoned, reuse):
+    """Three answers of different length and drafting, one after the other."""
+    found, drafts = [], one.draft is not None
+    for seed, (n_prompt, n_tokens) in enumerate(((70, 60), (5, 20), (130, 40))):
+        if not reuse:
+            fresh(one)
+        elif poisoned and one._parked[0] is not None:
+            poison(*one._parked)
+        result = one.generate(
+            ids(one, n_prompt, seed), max_tokens=n_tokens, sampling=GREEDY, ignore_eos=True,
+            row_digests=True, speculative="on" if drafts else "off",
+        )  # fmt: skip
+        trace = [(r["drafted"], r["accepted"]) for r in result.speculation["trace"]] if drafts else []
+        found.append((result.tokens, result.row_digests, trace))
+    return found
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_an_answer_on_what_another_left_is_that_of_a_fresh_session(arch):
+    """Catches rows, a recurrent state or a ring's place that outlive their conversation."""
+    one = engine(arch, rows=SMALL_ROWS)
+    assert answers(one, True, reuse=True) == answers(one, False, reuse=False)
+
+
+@pytest.mark.parametrize("name", DRAFTS)
+def test_a_draft_on_what_another_left_proposes_the_same(name):
+    """Catches a draft context that outlives its conversation: acceptance falls, no token differs."""
+    one = draft_engine(name)
+    assert answers(one, True, reuse=True) == answers(one, False, reuse=False)
+
+
+def test_the_second_answer_records_nothing():
+    """Catches passes that every answer records anew: milliseconds before its first token."""
+    one = draft_engine("v1-muse-swa")
+    fresh(one)
+    options = {"max_tokens": 30, "sampling": GREEDY, "ignore_eos": True, "speculative": "on"}
+    one.generate(ids(one, 40, 1), **options)
+    runner, draft_runner = one._parked
+    graphs = [dict(runner._graphs), dict(draft_runner._graphs)]
+    again = one.generate(ids(one, 40, 1), **options)
+    assert one._parked == (runner, draft_runner) and again.stats["speculative"]["draft_rounds"] > 3
+    assert [dict(runner._graphs), dict(draft_runner._graphs)] == graphs
+
+
+def test_sessions_side_by_side_have_their_own_and_one_is_kept():
+    """Catches two conversations in one cache, and caches that pile up."""
+    one = engine("llama", rows=SMALL_ROWS)
+    first, second = one.session(), one.session()
+    assert first._runner is not second._runner
+    caches = [weakref.ref(s._runner.cache) for s in (first, second)]
+    kept = first._runner
+    first.close()
+    second.close()
+    del first, second
+    gc.collect()
+    assert one._parked[0] is kept and caches[1]() is None
+    third = one.session()
+    assert third._runner is kept and one._parked == (None, None) and third.tokens == ()
+    third.close()
+    third.close()  # again: it has nothing to give back
+    assert one._parked[0] is kept
+
+
+def test_a_session_that_was_cut_off_leaves_nothing():
+    """Catches an unfinished answer that still writes into the next one's rows when it is dropped."""
+    one = engine("llama", rows=SMALL_ROWS)
+    fresh(one)
+    session = one.session()
+    unfinished = session.generate(ids(one, 20, 3), max_tokens=50, sampling=GREEDY)
+    for _ in range(4):
+        next(unfinished)
+    session.close()
+    assert one._parked == (None, None)
+    assert unfinished.result().finish_reason == "cancelled"
+
+
+def test_a_closed_engine_lets_go_of_what_it_kept():
+    """Catches memory that an engine holds after it was closed."""
+    with cudflash.load(target_case("llama", "f32").path, n_ctx=64, threads=1) as one:
+        one.generate([1, 2, 3], max_tokens=4)
+        cache = weakref.ref(one._parked[0].cache.layers[0])
+        assert cache() is not None
+    gc.collect()
+    assert cache() is None and one._parked == (None, None)
