@@ -19,7 +19,7 @@ class SpecOptions:
     costs: object = None  # RoundCosts of the engine; None leaves "auto" to the gate alone
     unseen: bool = False  # drafts may stay on the device until the target has evaluated them
 
-    def economy(self, drafter):
-        """Return the Economy of an answer with this drafter."""
+    def economy(self, drafter, unrecorded):
+        """Return the Economy of an answer with this drafter; ``unrecorded``: see ``Prospects``."""
         length = self.limits.verify_length
-        return Economy(self.costs, drafter.name, length, drafter.timed)
+        return Economy(self.costs, drafter.name, length, drafter.timed, unrecorded)

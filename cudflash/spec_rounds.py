@@ -25,7 +25,7 @@ from cudflash.spec.acceptance import MATCH, PLAIN, LogitRows, decide, rule_in_ef
 from cudflash.spec.diagnosis import FIRST_PROPOSALS, diagnose_drafter, zero_acceptance
 from cudflash.spec.economy import ECONOMY, MEASURE
 from cudflash.spec.gate import AUTO, OPEN, AcceptanceGate, GateStatus
-from cudflash.spec.prospects import DRAFT, QUICK_MS, SUSPECT, TIMINGS, TRY
+from cudflash.spec.prospects import DRAFT, QUICK_MS, SUSPECT, TIMINGS, TRY, Unrecorded
 from cudflash.spec.round import RoundState
 from cudflash.spec.stats import SpecStats
 from cudflash.spec.transaction import Transaction
@@ -104,9 +104,16 @@ class SpecRounds(Rounds):
         """Whether drafting is put off from the start: the draft then does not see the prompt."""
         if not self._economical() or self._is_new():
             return False
-        economy = self._options.economy(self._drafter)
+        economy = self._options.economy(self._drafter, self._unrecorded)
         economy.begin(self._feed.reach)
         return economy.waits
+
+    def _unrecorded(self, length):
+        """Passes of rounds that draft ``length`` tokens which were never made on this memory."""
+        taps = self._drafter.taps
+        known = [self._runner.has_recorded(n, taps) for n in (1, length + 1)]
+        known += self._drafter.has_recorded(length)
+        return Unrecorded(*(int(not k) for k in known))
 
     def _is_new(self):
         return self._options.costs.plain.ms is None  # the engine's first answer
@@ -147,7 +154,9 @@ class SpecRounds(Rounds):
         n_past = self._runner.cache.length
         chooser.read(n_past - 1)
         first = chooser.choose()
-        economy = options.economy(self._drafter) if self._economical() else None
+        economy = None
+        if self._economical():
+            economy = options.economy(self._drafter, self._unrecorded)
         if economy is not None:
             self._begin(economy, first.token)
         self._state = RoundState(

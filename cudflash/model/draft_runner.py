@@ -290,6 +290,11 @@ class DraftRunner:
 
     # -- recording ------------------------------------------------------------------------------
 
+    def has_recorded(self, block, n_tokens):
+        """Whether the pass over such a block, and any pass over context rows, were recorded."""
+        contexts = any(key[0] == "context" for key in self._graphs)
+        return ("block", block, n_tokens) in self._graphs, contexts
+
     def _graph(self, key):
         graph = self._graphs.get(key)
         if graph is None:

@@ -260,6 +260,11 @@ class Runner:
         self.step(tokens, LAST if last else NONE)
         self.commit(len(tokens))
 
+    def has_recorded(self, n_rows, taps):
+        """Whether a pass over so many rows with these taps was recorded."""
+        taps = tuple(taps)
+        return any(key[0] == n_rows and key[3] == taps for key in self._graphs)
+
     def _graph(self, key):
         graph = self._graphs.get(key)
         if graph is None:

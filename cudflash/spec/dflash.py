@@ -74,6 +74,10 @@ class DFlashDrafter:
         """Run one block as ``propose`` does, whatever rows the context holds."""
         self.runner.time_block(anchor, n, self._rows(n))
 
+    def has_recorded(self, n):
+        """Whether the passes over a block of ``n`` drafts and over its context were made before."""
+        return self.runner.has_recorded(self._rows(n), n)
+
     def expect(self, n_rows):
         """Prepare for rows of the prompt that are sure to follow the next observed ones."""
         self._remaining = n_rows

@@ -81,6 +81,8 @@ class Economy:
         The longest that may be drafted; shorter legal ones are tried, too.
     timed : bool
         Whether the draft's pass can be timed by itself.
+    unrecorded : callable, optional
+        As ``Prospects`` takes it.
 
     Attributes
     ----------
@@ -95,13 +97,13 @@ class Economy:
     events : list of EconomyEvent
     """
 
-    def __init__(self, costs, drafter, verify_length, timed=False):
+    def __init__(self, costs, drafter, verify_length, timed=False, unrecorded=None):
         self._costs, self._drafter = costs, drafter
         self.reach, self.quick, self._staged, self._ready = 0, False, False, True
         self.lengths = tuple(n for n in LEGAL if n <= verify_length) or (verify_length,)
         best = costs.best(drafter)
         self.length = best if best in self.lengths else self.lengths[-1]
-        self.prospects = Prospects(costs, drafter, self.lengths, timed)
+        self.prospects = Prospects(costs, drafter, self.lengths, timed, unrecorded)
         self.state, self.resume_at = DRAFTING, None
         self.account = Account()
         self._prepared = set()  # lengths drafted in this answer: their passes are recorded

@@ -63,6 +63,11 @@ class GuardedDrafter:
         """Whether its pass can be timed by itself."""
         return hasattr(self.drafter, "time_pass")
 
+    def has_recorded(self, n):
+        """Whether the passes over a block of ``n`` drafts and over its context were made before."""
+        tell = getattr(self.drafter, "has_recorded", None)
+        return (False, False) if tell is None else tell(n)
+
     def time_pass(self, anchor, n):
         """Run the pass that proposes ``n`` tokens once, to see what it takes; proposes nothing."""
         self._call("propose", lambda: self.drafter.time_pass(anchor, n))

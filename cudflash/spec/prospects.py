@@ -30,8 +30,8 @@ GUESS = 3.0  # plain steps of a draft pass that was never timed
 ROW = 0.6  # plain steps of a row in a target pass that was never timed
 TAPPED = 0.1  # plain steps more for a round that captures layers and keeps them
 
+CONTEXT_SHARE = 0.3  # of recording a pass of the draft, for one over committed rows
 TIMINGS = 2  # runs of a pass that is timed, the first one not counted
-
 SUSPECT = 8.0  # plain steps of a pass beyond which it is timed again
 
 DRAFT, VERIFY, TRY = "draft", "verify", "try"
@@ -46,6 +46,26 @@ class Stage:
     steps: float
 
 
+@dataclass(frozen=True)
+class Unrecorded:
+    """Passes of drafting that were never made on the memory of an answer; 0 or 1 each."""
+
+    taps: int  # the target's, one row, with the layers that the draft reads
+    verify: int  # the target's over a block
+    draft: int
+    context: int  # the draft's over committed rows, a small one
+
+    @property
+    def in_all(self):
+        """What recording them takes, in passes of the target."""
+        drafter = self.draft + CONTEXT_SHARE * self.context
+        return self.taps + self.verify + DRAFT_SHARE * drafter
+
+
+ALL = Unrecorded(taps=1, verify=1, draft=1, context=1)
+TIMED = Unrecorded(taps=1, verify=0, draft=0, context=1)  # after both stages
+
+
 class Prospects:
     """What is known about a pair on an engine before it drafts.
 
@@ -58,11 +78,14 @@ class Prospects:
         That may be drafted.
     timed : bool
         Whether its pass can be timed by itself. Of one that cannot, nothing is known.
+    unrecorded : callable, optional
+        The ``Unrecorded`` of a length: an engine whose earlier answers have come that far has less to
+        prepare. ``ALL`` if absent.
     """
 
-    def __init__(self, costs, drafter, lengths, timed):
+    def __init__(self, costs, drafter, lengths, timed, unrecorded=None):
         self._costs, self._drafter, self._lengths = costs, drafter, lengths
-        self._timed = timed
+        self._timed, self._unrecorded = timed, unrecorded
         self.warmed = False  # in this answer the draft was given missed rows before
 
     @property
@@ -113,15 +136,16 @@ class Prospects:
         length = self.best()
         if self.ceiling(length) < WORTH:
             return None
+        left = None if self._unrecorded is None else self._unrecorded(length)
         prepare = (self._costs.prepare_ms or 0.0) / self._costs.plain.ms
         if self._timed and self.draft() is None:
-            return Stage(DRAFT, length, DRAFT_SHARE * prepare + TIMINGS * GUESS)
+            return Stage(DRAFT, length, DRAFT_SHARE * (left or ALL).draft * prepare + TIMINGS * GUESS)
         if self._costs.verify_ms(length) is None:
             least = max(self.verify(length), ROW * (length + 1))
-            return Stage(VERIFY, length, prepare + TIMINGS * least)
+            return Stage(VERIFY, length, (left or ALL).verify * prepare + TIMINGS * least)
         missing = reach * TAPPED
         if self._timed and not self.warmed:
-            missing += prepare * (1 + DRAFT_SHARE)
+            missing += prepare * (left or TIMED).in_all
         return Stage(TRY, length, missing + round_steps(length))
 
     def sentence(self):

@@ -19,7 +19,16 @@ from cudflash.spec.economy import (
     UNTRIED,
     Economy,
 )
-from cudflash.spec.prospects import DRAFT, DRAFT_SHARE, TIMINGS, TRY
+from cudflash.spec.prospects import (
+    DRAFT,
+    DRAFT_SHARE,
+    TIMED,
+    TIMINGS,
+    TRY,
+    VERIFY,
+    Prospects,
+    Unrecorded,
+)
 
 PLAIN = 10.0  # ms
 
@@ -260,7 +269,7 @@ class QuickWorld(World):
                     economy.rest([p] * n, 0.0)
                     first = "taps" not in prepared
                     prepared.add("taps")
-                    taken += n * (1 + 0.05) + first * self.prepare * (1 + DRAFT_SHARE)
+                    taken += n * (1 + 0.05) + first * self.prepare * TIMED.in_all
                     committed += n
                     rounds += [(0, 1, "economy")] * n
                     lags = False
@@ -344,3 +353,24 @@ def test_a_slow_target_drafts_at_once_whatever_preparing_takes():
     economy, taken, rounds = world.run(1000)
     assert [why for *_, why in rounds[:4]] == [MEASURE, MEASURE, MEASURE, ""]
     assert taken < 550 and economy.pauses == 0
+
+
+def test_what_is_recorded_is_not_paid_for_again():
+    """Catches an engine that saves up in every answer for passes that the one before has made."""
+    costs, nothing = RoundCosts(), Unrecorded(0, 0, 0, 0)
+    costs.plain.extend([0.2])
+    costs.note_preparation(0.2 * 17)
+
+    def price(left):
+        return Prospects(costs, "draft", (3,), True, lambda n: left).next_stage(64, lambda n: 2.0)
+
+    everything = Unrecorded(1, 1, 1, 1)
+    assert price(everything).what == DRAFT
+    assert price(everything).steps - price(nothing).steps == pytest.approx(17 * DRAFT_SHARE)
+    costs.note_draft("draft", 0.1)
+    assert price(everything).what == VERIFY
+    assert price(everything).steps - price(nothing).steps == pytest.approx(17)
+    costs.note_verify(3, 0.3)
+    assert price(everything).what == TRY
+    assert price(everything).steps - price(TIMED).steps == pytest.approx(17 * (1 + DRAFT_SHARE))
+    assert price(TIMED).steps - price(nothing).steps == pytest.approx(17 * TIMED.in_all)
