@@ -340,7 +340,10 @@ class Engine:
             if self.closed or not whole or self._parked[0] is not None:
                 runner.release()
                 return
-            runner.reset(None if draft_runner is None else draft_runner.source)
+            if draft_runner is None:
+                runner.reset()
+            else:
+                runner.reset(draft_runner.config.taps, draft_runner.source)
             self._parked = runner, draft_runner
 
     def mtp_drafter(self, k=None):

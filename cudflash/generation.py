@@ -86,12 +86,13 @@ class Generation:
             None where no round with drafts is to come.
         """
         with self._engine.lock:
-            return self._rounds.rehearse(self._answer.room)
+            return None if self.ended else self._rounds.rehearse(self._answer.room)
 
     def bring_up(self):
         """Have the drafter's context hold every committed row, between two events."""
         with self._engine.lock:
-            self._rounds.bring_up()
+            if not self.ended:  # else another answer may be at work on its memory
+                self._rounds.bring_up()
 
     def result(self):
         """Run to the end if that has not happened, return the outcome.
@@ -109,6 +110,11 @@ class Generation:
         if self._error is not None:
             raise self._error
         return self._result
+
+    @property
+    def ended(self):
+        """Whether there is a result, or an error."""
+        return self._result is not None or self._error is not None
 
     @property
     def running(self):

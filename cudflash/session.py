@@ -141,7 +141,7 @@ class Session:
         ContextLengthError
             If prompt and ``max_tokens`` do not fit the context.
         """
-        engine = self._engine
+        engine, runner = self._engine, self._runner
         self._check_open()
         engine.check_files()
         guard = self._drafter if drafter is None else self._guard(drafter)
@@ -171,7 +171,7 @@ class Session:
         facts = answer_facts(engine, len(ids), max_tokens)
         if guard is None or speculative == OFF:
             reason = "no draft is loaded" if guard is None else "it is switched off for this answer"
-            rounds = PlainRounds(self._runner, chooser, engine.plain_step, speculative, reason)
+            rounds = PlainRounds(runner, chooser, engine.plain_step, speculative, reason)
             facts["reason"] = reason
         else:
             # here: an answer without a drafter starts without these modules
@@ -184,13 +184,15 @@ class Session:
             options = SpecOptions(
                 speculative, accept, limits, settings, engine.round_costs, engine.backend.one_copy
             )
-            rounds = SpecRounds(self._runner, chooser, guard, options, engine.plain_step)
+            rounds = SpecRounds(runner, chooser, guard, options, engine.plain_step)
             own = engine.draft if guard is self._drafter else None
             facts["drafter"] = drafter_facts(guard, own, options, rule, engine)
         request = Request(ids, max_tokens, rules, chooser, receipt, facts)
         with self._lock:
+            if self._runner is not runner:  # another thread has closed it meanwhile
+                self._check_open()
             self._end_current()
-            self._current = Generation(engine, self._runner, request, rounds, self._ended)
+            self._current = Generation(engine, runner, request, rounds, self._ended)
             return self._current
 
     def close(self):

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import cudflash
+from cudflash.drafters import AlwaysWrong
+from cudflash.errors import UsageError
 from tests.helpers.engines import SMALL_ROWS, engine
 from tests.helpers.speculation import GREEDY, draft_engine
 from tests.helpers.vectors import ARCHES, target_case
@@ -124,3 +126,105 @@ def test_a_closed_engine_lets_go_of_what_it_kept():
         assert cache() is not None
     gc.collect()
     assert cache() is None and one._parked == (None, None)
+
+
+def test_an_ended_answer_leaves_the_next_conversation_alone():
+    """Catches an answer that still works on rows when its session has given them to another."""
+    one = draft_engine("v1-muse-swa")
+    session = one.session()
+    ended = session.generate(ids(one, 20, 3), max_tokens=5, sampling=GREEDY)
+    ended.result()
+    session.close()
+    other = one.session()
+    running = other.generate(ids(one, 30, 4), max_tokens=40, sampling=GREEDY, ignore_eos=True)
+    for number, _ in enumerate(running):
+        if number % 5 == 0:
+            ended.bring_up()
+            assert ended.rehearse() is None
+            ended.close()
+    fresh(one)
+    expected = one.generate(
+        ids(one, 30, 4), max_tokens=40, sampling=GREEDY, ignore_eos=True, speculative="off"
+    )
+    assert running.result().tokens == expected.tokens
+
+
+def test_a_session_closed_while_an_answer_is_prepared_gives_none(monkeypatch):
+    """Catches an answer on memory that a third conversation has taken over in between."""
+    import cudflash.session as module
+
+    one = engine("llama", rows=SMALL_ROWS)
+    fresh(one)
+    session, taken = one.session(), []
+
+    class Rounds(module.PlainRounds):
+        def __init__(self, *args):
+            super().__init__(*args)
+            if not taken:  # what another thread may do at this point
+                session.close()
+                taken.append(one.session())
+
+    monkeypatch.setattr(module, "PlainRounds", Rounds)
+    with pytest.raises(UsageError, match="session is closed"):
+        session.generate([1, 2, 3], max_tokens=5, sampling=GREEDY)
+    options = {"max_tokens": 20, "sampling": GREEDY, "ignore_eos": True}
+    answer = taken[0].generate([4, 5, 6], **options).result()
+    fresh(one)
+    assert answer.tokens == one.generate([4, 5, 6], **options).tokens
+
+
+def test_what_drafters_of_single_answers_have_read_is_not_kept():
+    """Catches buffers for the layers of every drafter that was ever used."""
+    one = engine("llama", rows=SMALL_ROWS)
+    fresh(one)
+    for n_taps in (1, 2, 3):
+        one.generate([1, 2, 3, 4], max_tokens=6, drafter=Reader(n_taps), speculative="on")
+    runner, _ = one._parked
+    assert not runner._tap_buffers and all(not key[3] for key in runner._graphs if key[0] != "head")
+
+
+class Reader(AlwaysWrong):
+    """Reads layers that it has no use for."""
+
+    def __init__(self, n_taps):
+        super().__init__([1, 2, 3])
+        self.taps = tuple(range(n_taps))
+
+    def observe(self, tokens, taps=None):
+        super().observe(tokens)
+
+
+@pytest.mark.parametrize("before", ["nothing", "a plain answer"])
+def test_what_preparing_takes_is_known_when_an_earlier_answer_has_prepared(before):
+    """Catches a pass that was recorded before and is timed as if recording it took no time."""
+    one = draft_engine("v1-muse-swa", draft_sink=0, n_ctx=1024)
+    fresh(one)
+    one.__dict__.pop("round_costs", None)
+    if before != "nothing":
+        one.generate([1, 2, 3], max_tokens=8, sampling=GREEDY, speculative="off")
+    one.generate([1, 2, 3], max_tokens=8, sampling=GREEDY)
+    assert one.round_costs.prepare_ms > one.round_costs.plain.ms
+
+
+def test_a_prompt_of_the_length_of_a_block_is_not_taken_for_one():
+    """Catches a pass that leaves other rows counted as the one that verifies."""
+    one = draft_engine("v1-muse-swa")
+    fresh(one)
+    session = one.session()
+    options = {"sampling": GREEDY, "speculative": "on"}
+    session.generate(ids(one, 8, 1), max_tokens=1, **options).result()
+    runner, taps = session._runner, session._drafter.taps
+    assert any(key[0] == 8 and key[3] == taps for key in runner._graphs)
+    assert not runner.has_recorded(8, "all", taps, 0)
+    session.generate(ids(one, 8, 1), max_tokens=40, **options).result()
+    assert runner.has_recorded(8, "all", taps, 0) and not runner.has_recorded(8, "all", taps, 1)
+
+
+def test_a_drafter_that_cannot_tell_what_it_has_recorded_costs_no_answer(monkeypatch):
+    """Catches an attribute of a drafter that has the name by chance, and ends the answer."""
+    from cudflash.spec.guard import GuardedDrafter
+
+    for tell in (True, lambda n: 3, lambda n: 1 / 0):
+        drafter = AlwaysWrong([1, 2, 3])
+        drafter.has_recorded = tell
+        assert GuardedDrafter(drafter, 100).has_recorded(3) == (False, False)

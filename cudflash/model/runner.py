@@ -43,6 +43,8 @@ class Runner:
         What this sequence has allocated.
     record_ms : float
         Spent on recording passes so far.
+    least_record_ms : float or None
+        The least that recording one took.
     """
 
     def __init__(self, ops, model, work, n_ctx, kv_type, n_checkpoints=0):
@@ -60,7 +62,7 @@ class Runner:
         self.tokens = []
         self._block = []  # ids of the open block
         self._graphs = OrderedDict()
-        self.record_ms = 0.0
+        self.record_ms, self.least_record_ms = 0.0, None
         self._taps = ()
         self._tap_buffers = {}  # by number of taps: what one answer taps, the next may not
 
@@ -69,20 +71,25 @@ class Runner:
         """Rows of the largest pass."""
         return self._work.max_rows
 
-    def reset(self, source=None):
+    def reset(self, taps=(), source=None):
         """Forget the sequence; buffers and recorded passes stay for the next one.
 
         Parameters
         ----------
+        taps : sequence of int
+            Layers that the next one will capture; passes that capture others are dropped, and where
+            they leave them.
         source : DraftSource, optional
             Of the drafter that stays as well; passes that read another one's are dropped.
         """
         self.rollback()
         self.rewind(0)
-        self._taps = ()
-        for key in [key for key in self._graphs if key[-1] not in (None, source)]:
-            if key[0] != "head":
+        self._taps, kept = (), ((), tuple(taps))
+        for key in [key for key in self._graphs if key[0] != "head"]:
+            if key[3] not in kept or key[-1] not in (None, source):
                 del self._graphs[key]
+        for n_taps in [n for n in self._tap_buffers if n != len(taps)]:
+            del self._tap_buffers[n_taps]
 
     def release(self):
         """Let go of model and caches, whoever still holds the runner."""
@@ -260,17 +267,20 @@ class Runner:
         self.step(tokens, LAST if last else NONE)
         self.commit(len(tokens))
 
-    def has_recorded(self, n_rows, taps):
-        """Whether a pass over so many rows with these taps was recorded."""
-        taps = tuple(taps)
-        return any(key[0] == n_rows and key[3] == taps for key in self._graphs)
+    def has_recorded(self, n_rows, which, taps, top):
+        """Whether ``step`` with these arguments, and these layers captured, finds its pass recorded."""
+        key = (n_rows, which, True, tuple(taps), top)
+        return any(known[:5] == key for known in self._graphs)
 
     def _graph(self, key):
         graph = self._graphs.get(key)
         if graph is None:
             started = time.perf_counter()
             graph = self._graphs[key] = self._record(key)
-            self.record_ms += 1e3 * (time.perf_counter() - started)
+            ms = 1e3 * (time.perf_counter() - started)
+            self.record_ms += ms
+            if key[0] != "head":  # a small one
+                self.least_record_ms = min(ms, self.least_record_ms or ms)
             while len(self._graphs) > MAX_GRAPHS:
                 self._graphs.popitem(last=False)
         else:

@@ -65,8 +65,11 @@ class GuardedDrafter:
 
     def has_recorded(self, n):
         """Whether the passes over a block of ``n`` drafts and over its context were made before."""
-        tell = getattr(self.drafter, "has_recorded", None)
-        return (False, False) if tell is None else tell(n)
+        try:
+            block, context = self.drafter.has_recorded(n)
+        except Exception:  # noqa: BLE001 - it does not tell; this is a matter of prices alone
+            return False, False
+        return bool(block), bool(context)
 
     def time_pass(self, anchor, n):
         """Run the pass that proposes ``n`` tokens once, to see what it takes; proposes nothing."""
