@@ -7,6 +7,9 @@ rows were kept from it, all that its next block sees (``GuardedDrafter.lags`` is
 
 import time
 
+from cudflash.model.runner import ALL, LAST
+from cudflash.spec.prospects import Unrecorded
+
 
 class DraftFeed:
     """Between a target's passes and a drafter.
@@ -56,6 +59,24 @@ class DraftFeed:
         self._owed, self._kept = (), []
         self._drafter.lags = True
         self.capture(False)
+
+    def unrecorded(self, top, length):
+        """Passes of rounds that draft ``length`` tokens which were never made on this memory.
+
+        Parameters
+        ----------
+        top : int
+            As ``Runner.step`` takes it.
+        length : int
+
+        Returns
+        -------
+        Unrecorded
+        """
+        taps, steps = self._drafter.taps, ((1, LAST), (length + 1, ALL))
+        known = [self._runner.has_recorded(*step, taps, top) for step in steps]
+        known += self._drafter.has_recorded(length)
+        return Unrecorded(*(int(not k) for k in known))
 
     # -- rows ---------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ belongs to a session.
 
 import threading
 import weakref
+from contextlib import closing
 from functools import cached_property, partial
 
 import numpy as np
@@ -23,6 +24,7 @@ from cudflash.model.cache import check_kv_type
 from cudflash.model.runner import ALL, NONE, Runner
 from cudflash.model.weights import load_target
 from cudflash.pair import open_pair
+from cudflash.parking import Parking
 from cudflash.plan import choose_context, plan_pair
 from cudflash.prompts import check_ids
 from cudflash.result import RECEIPT_SCHEMA
@@ -191,11 +193,11 @@ class Engine:
         self.closed = False
         self._pass_owner = None  # Generation whose pass holds the lock
         self._sessions = weakref.WeakSet()
-        self._parked = None, None
         self.plain_step = StepMeter()  # what speculation is compared with
         # held for a pass and for reading what it left in scratch; reentrant, because an interrupt
         # may leave it held by the thread that will ask for it again
         self.lock = threading.RLock()
+        self.parking = Parking(self.lock)
         if drafter == MTP:
             self._load_mtp()
         self.notes = load_notes(pair, n_ctx)
@@ -251,9 +253,7 @@ class Engine:
             session.close()
         with self.lock:
             self.closed = True
-            runner, _ = self.take_parked()
-            if runner is not None:
-                runner.release()
+            self.parking.close()
             self.work.release()
             self.model = self.work = self.draft = self.drafter = self.gguf = None
             self._target = self._mtp = None
@@ -320,32 +320,6 @@ class Engine:
         self._sessions.add(session)
         return session
 
-    def take_parked(self):
-        """What the session that was closed last has left: (Runner, DraftRunner), or (None, None)."""
-        with self.lock:
-            found, self._parked = self._parked, (None, None)
-            return found
-
-    def park(self, runner, draft_runner, whole):
-        """Take back what a session has used, for the next one if nothing is kept yet.
-
-        Parameters
-        ----------
-        runner : Runner
-        draft_runner : DraftRunner or None
-        whole : bool
-            False: an answer was cut off in it, so it is released.
-        """
-        with self.lock:
-            if self.closed or not whole or self._parked[0] is not None:
-                runner.release()
-                return
-            if draft_runner is None:
-                runner.reset()
-            else:
-                runner.reset(draft_runner.config.taps, draft_runner.source)
-            self._parked = runner, draft_runner
-
     def mtp_drafter(self, k=None):
         """Return a drafter that uses the MTP block of the model's own file, for one conversation.
 
@@ -374,17 +348,9 @@ class Engine:
         return self._mtp
 
     def generate(self, prompt, **options):
-        """Return the answer to a prompt in a fresh session; options as in ``Session.generate``.
-
-        Returns
-        -------
-        Result
-        """
-        session = self.session()
-        try:
+        """Return the Result of a prompt in a fresh session; options as in ``Session.generate``."""
+        with closing(self.session()) as session:
             return session.generate(prompt, **options).result()
-        finally:
-            session.close()
 
     # -- plain passes ---------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ class Session:
 
     def __init__(self, engine):
         self._engine = engine
-        self._runner, draft_runner = engine.take_parked()
+        self._runner, draft_runner = engine.parking.take()
         if self._runner is None:
             engine.backend.reserve(engine.session_bytes())
             self._runner = Runner(
@@ -208,7 +208,7 @@ class Session:
             if runner is None:
                 return
             own = self._engine.draft is not None and drafter is not None
-            self._engine.park(runner, drafter.drafter.runner if own else None, whole)
+            self._engine.parking.park(runner, drafter.drafter.runner if own else None, whole)
 
     def _check_open(self):
         self._engine.check_open()

@@ -19,7 +19,7 @@ class SpecOptions:
     costs: object = None  # RoundCosts of the engine; None leaves "auto" to the gate alone
     unseen: bool = False  # drafts may stay on the device until the target has evaluated them
 
-    def economy(self, drafter, unrecorded):
-        """Return the Economy of an answer with this drafter; ``unrecorded``: see ``Prospects``."""
+    def economy(self, drafter, unrecorded, steady):
+        """Return the Economy of an answer with this drafter; the others: see there."""
         length = self.limits.verify_length
-        return Economy(self.costs, drafter.name, length, drafter.timed, unrecorded)
+        return Economy(self.costs, drafter.name, length, drafter.timed, unrecorded, steady)

@@ -25,7 +25,7 @@ from cudflash.spec.acceptance import MATCH, PLAIN, LogitRows, decide, rule_in_ef
 from cudflash.spec.diagnosis import FIRST_PROPOSALS, diagnose_drafter, zero_acceptance
 from cudflash.spec.economy import ECONOMY, MEASURE
 from cudflash.spec.gate import AUTO, OPEN, AcceptanceGate, GateStatus
-from cudflash.spec.prospects import DRAFT, QUICK_MS, SUSPECT, TIMINGS, TRY, Unrecorded
+from cudflash.spec.prospects import DRAFT, QUICK_MS, SUSPECT, TIMINGS, TRY
 from cudflash.spec.round import RoundState
 from cudflash.spec.stats import SpecStats
 from cudflash.spec.transaction import Transaction
@@ -69,10 +69,10 @@ class SpecRounds(Rounds):
         self._stage = None  # for which rows are kept at the moment
         self._held = None  # what the draft remembered when last asked
         self._events = []
-        self._told_fault = False
-        self._told_zero = False
+        self._told_fault = self._told_zero = False
         self._findings = ()
         self._part = None
+        self._round_s = 0.0  # of the newest round, until it is settled
 
     # -- prompt ---------------------------------------------------------------------------------
 
@@ -104,17 +104,12 @@ class SpecRounds(Rounds):
         """Whether drafting is put off from the start: the draft then does not see the prompt."""
         if not self._economical() or self._is_new():
             return False
-        economy = self._options.economy(self._drafter, self._unrecorded)
-        economy.begin(self._feed.reach)
+        (economy := self._economy()).begin(self._feed.reach)
         return economy.waits
 
-    def _unrecorded(self, length):
-        """Passes of rounds that draft ``length`` tokens which were never made on this memory."""
-        taps, top = self._drafter.taps, self._chooser.n_largest
-        steps = (1, LAST), (length + 1, ALL)
-        known = [self._runner.has_recorded(*step, taps, top) for step in steps]
-        known += self._drafter.has_recorded(length)
-        return Unrecorded(*(int(not k) for k in known))
+    def _economy(self):
+        unrecorded = partial(self._feed.unrecorded, self._chooser.n_largest)
+        return self._options.economy(self._drafter, unrecorded, self._meter)
 
     def _is_new(self):
         return self._options.costs.plain.ms is None  # the engine's first answer
@@ -155,9 +150,7 @@ class SpecRounds(Rounds):
         n_past = self._runner.cache.length
         chooser.read(n_past - 1)
         first = chooser.choose()
-        economy = None
-        if self._economical():
-            economy = options.economy(self._drafter, self._unrecorded)
+        economy = self._economy() if self._economical() else None
         if economy is not None:
             self._begin(economy, first.token)
         self._state = RoundState(
@@ -178,9 +171,8 @@ class SpecRounds(Rounds):
             ms, more = time_calls(lambda: self._try_step((token,)), 1 + TIMINGS)
             costs.plain.extend([ms])
             self._meter.add(ms)
-            if self._runner.record_ms == recorded:  # an earlier answer has recorded this pass
-                more = self._runner.least_record_ms
-            costs.note_preparation(more)
+            new = self._runner.record_ms > recorded  # else an earlier answer has recorded this pass
+            costs.note_preparation(more if new else self._runner.least_record_ms)
             self._feed.capture(taps)
         economy.begin(self._feed.reach)
         while (stage := economy.due(0, 0)) is not None and stage.what == DRAFT:
@@ -215,9 +207,8 @@ class SpecRounds(Rounds):
 
     def _economical(self):
         """Whether times may decide: not where tokens would depend on them."""
-        options = self._options
-        matches = rule_in_effect(options.accept, self._chooser.chain) == MATCH
-        return matches and options.mode == AUTO and options.costs is not None
+        matches = rule_in_effect(self._options.accept, self._chooser.chain) == MATCH
+        return matches and self._options.mode == AUTO and self._options.costs is not None
 
     # -- rounds ---------------------------------------------------------------------------------
 
@@ -226,6 +217,7 @@ class SpecRounds(Rounds):
         state = self._state
         if self._resting or self._begins_rest():
             return [self._rest()]
+        started = time.perf_counter()
         self._transaction.begin()
         planned = state.plan_block(room, self._runner.tokens, self._options.unseen)
         block = self._evaluate(planned)
@@ -244,7 +236,9 @@ class SpecRounds(Rounds):
         state.observe(self._runner.tap_rows(len(block.tokens)), self._feeds)
         by_device = len(self._options.limits.stop_ids) <= STOP_IDS
         decision = state.decide(self._chooser.rows(by_device))
-        return [self._chooser.made(token, row) for row, token in enumerate(decision.tokens)]
+        made = [self._chooser.made(token, row) for row, token in enumerate(decision.tokens)]
+        self._round_s = time.perf_counter() - started
+        return made
 
     def _begins_rest(self):
         """Whether the coming rounds are plain ones for sure; what is due before is done here."""
@@ -348,12 +342,13 @@ class SpecRounds(Rounds):
         if self._resting:
             self._settle_rest()
             return
-        anchor = self._state.anchor
+        started, anchor = time.perf_counter(), self._state.anchor
         self._transaction.commit(kept, observed=self._feeds)
         if self._keeps:
             self._feed.keep_back(anchor)
         record = self._state.settle(kept)
-        if not record.drafted and record.skipped != "retry":
+        quick = self._state.economy is not None and self._state.economy.quick
+        if not record.drafted and record.skipped != "retry" and not quick:
             self._meter.add_round(record.verify_ms + record.decide_ms, self._state.stats.ends[PLAIN])
         status = self._state.gate.status(self._state.committed)
         self._events.append(RoundFinished(record, status, self.context()))
@@ -361,6 +356,9 @@ class SpecRounds(Rounds):
         self._events += [GateChanged(event) for event in self._state.drain_events()]
         self._events += [EconomyChanged(event) for event in self._state.drain_decisions()]
         self._note_zero()
+        if record.drafted:
+            ms = 1e3 * (self._round_s + time.perf_counter() - started)
+            self._state.around_ms = max(0.0, ms - record.parts_ms)
 
     def bring_up(self):
         """Show the drafter every committed row, also those that wait."""

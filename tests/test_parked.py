@@ -22,7 +22,7 @@ def ids(one, n, seed):
 
 def fresh(one):
     """Let go of what is kept, so that the next session makes everything anew."""
-    runner, _ = one.take_parked()
+    runner, _ = one.parking.take()
     if runner is not None:
         runner.release()
 
@@ -48,8 +48,8 @@ def answers(one, poisoned, reuse):
     for seed, (n_prompt, n_tokens) in enumerate(((70, 60), (5, 20), (130, 40))):
         if not reuse:
             fresh(one)
-        elif poisoned and one._parked[0] is not None:
-            poison(*one._parked)
+        elif poisoned and one.parking.kept[0] is not None:
+            poison(*one.parking.kept)
         result = one.generate(
             ids(one, n_prompt, seed), max_tokens=n_tokens, sampling=GREEDY, ignore_eos=True,
             row_digests=True, speculative="on" if drafts else "off",
@@ -79,10 +79,10 @@ def test_the_second_answer_records_nothing():
     fresh(one)
     options = {"max_tokens": 30, "sampling": GREEDY, "ignore_eos": True, "speculative": "on"}
     one.generate(ids(one, 40, 1), **options)
-    runner, draft_runner = one._parked
+    runner, draft_runner = one.parking.kept
     graphs = [dict(runner._graphs), dict(draft_runner._graphs)]
     again = one.generate(ids(one, 40, 1), **options)
-    assert one._parked == (runner, draft_runner) and again.stats["speculative"]["draft_rounds"] > 3
+    assert one.parking.kept == (runner, draft_runner) and again.stats["speculative"]["draft_rounds"] > 3
     assert [dict(runner._graphs), dict(draft_runner._graphs)] == graphs
 
 
@@ -97,12 +97,12 @@ def test_sessions_side_by_side_have_their_own_and_one_is_kept():
     second.close()
     del first, second
     gc.collect()
-    assert one._parked[0] is kept and caches[1]() is None
+    assert one.parking.kept[0] is kept and caches[1]() is None
     third = one.session()
-    assert third._runner is kept and one._parked == (None, None) and third.tokens == ()
+    assert third._runner is kept and one.parking.kept == (None, None) and third.tokens == ()
     third.close()
     third.close()  # again: it has nothing to give back
-    assert one._parked[0] is kept
+    assert one.parking.kept[0] is kept
 
 
 def test_a_session_that_was_cut_off_leaves_nothing():
@@ -114,7 +114,7 @@ def test_a_session_that_was_cut_off_leaves_nothing():
     for _ in range(4):
         next(unfinished)
     session.close()
-    assert one._parked == (None, None)
+    assert one.parking.kept == (None, None)
     assert unfinished.result().finish_reason == "cancelled"
 
 
@@ -122,10 +122,10 @@ def test_a_closed_engine_lets_go_of_what_it_kept():
     """Catches memory that an engine holds after it was closed."""
     with cudflash.load(target_case("llama", "f32").path, n_ctx=64, threads=1) as one:
         one.generate([1, 2, 3], max_tokens=4)
-        cache = weakref.ref(one._parked[0].cache.layers[0])
+        cache = weakref.ref(one.parking.kept[0].cache.layers[0])
         assert cache() is not None
     gc.collect()
-    assert cache() is None and one._parked == (None, None)
+    assert cache() is None and one.parking.kept == (None, None)
 
 
 def test_an_ended_answer_leaves_the_next_conversation_alone():
@@ -179,7 +179,7 @@ def test_what_drafters_of_single_answers_have_read_is_not_kept():
     fresh(one)
     for n_taps in (1, 2, 3):
         one.generate([1, 2, 3, 4], max_tokens=6, drafter=Reader(n_taps), speculative="on")
-    runner, _ = one._parked
+    runner, _ = one.parking.kept
     assert not runner._tap_buffers and all(not key[3] for key in runner._graphs if key[0] != "head")
 
 

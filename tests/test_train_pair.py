@@ -54,6 +54,23 @@ def test_record_distance_lies_between_half_the_window_and_the_window():
         assert shape.window // 2 < shapes.RECORD_DISTANCE < shape.window
 
 
+def test_a_deepened_stack_keeps_its_layers_in_order_and_of_their_kind():
+    """Layers that change kind or place when others are put in: the stack would compute another
+    thing than it had learnt."""
+    sources = shapes.grown_from(8, 32, 4)
+    assert [source for source, silent in sources if not silent] == list(range(8))
+    assert all(source % 4 == layer % 4 for layer, (source, _) in enumerate(sources))
+    assert sorted({source for source, _ in sources}) == list(range(8)) and len(sources) == 32
+    assert shapes.grown_from(8, 8, 4) == [(layer, False) for layer in range(8)]
+
+
+def test_taps_of_the_drafts_are_layers_before_the_last():
+    """A tap behind the last layer, which llama.cpp cannot read."""
+    for shape in (shapes.DFLASH, shapes.DFLASH2):
+        assert len(shape.taps) == 5 and sorted(set(shape.taps)) == list(shape.taps)
+        assert shape.taps[-1] < shapes.TARGET.n_layers - 1
+
+
 def test_interleaved_rows_rotate_as_the_split_halves_did():
     """Rows in the wrong order: the file's rotation would mix other pairs than were trained."""
     heads, dim = 3, 8
@@ -75,6 +92,9 @@ def test_first_rule_that_matches_gives_the_type():
     mix = (("attn_v", "Q6_K"), ("", "Q4_K"))
     assert export.matrix_type("blk.0.attn_v.weight", mix) == "Q6_K"
     assert export.matrix_type("blk.0.attn_q.weight", mix) == "Q4_K"
+    head = (("output.weight", "Q6_K"), ("", "Q4_K"))  # not the attention's
+    assert export.matrix_type("output.weight", head) == "Q6_K"
+    assert export.matrix_type("blk.3.attn_output.weight", head) == "Q4_K"
     for mixes in export.MIXES.values():
         for rules in mixes.values():
             assert [mark for mark, _ in rules].index("") == len(rules) - 1

@@ -16,6 +16,7 @@ from cudflash.errors import UsageError
 DIFFERENT = 1
 FEWEST_TOKENS = 3  # with fewer nothing is drafted
 TOKENS = 200
+VERIFY_LENGTH = 3  # the quickest one for this pair on a CPU, see docs/SPEED.md
 REPEATS = 3  # timed pairs of answers, after the one that is shown
 
 demo_options = options(
@@ -25,8 +26,9 @@ demo_options = options(
         show_default=True, metavar="N", help="Tokens of each answer.",
     ),
     click.option(
-        "--verify-length", "--draft-max", "verify_length", type=int, metavar="N",
-        help="Tokens drafted per round: 3, 7 or 15; others are rounded down. Default: 7.",
+        "--verify-length", "--draft-max", "verify_length", type=int, default=VERIFY_LENGTH,
+        show_default=True, metavar="N",
+        help="Tokens drafted per round: 3, 7 or 15; others are rounded down.",
     ),
     click.option(
         "--temp", "--temperature", "temperature", type=float, default=0.0, show_default=True,

@@ -23,6 +23,7 @@ class Meter:
 
     def __init__(self, size=9, skip=0):
         self._ms = deque(maxlen=size)
+        self._former = None  # median before the times were forgotten
         self._left = skip  # first ones that do not count: they may contain preparations
 
     def add(self, ms):
@@ -37,7 +38,8 @@ class Meter:
         self._ms.extend(times)
 
     def clear(self):
-        """Forget all times."""
+        """Forget all times; what they came to holds until there are new ones."""
+        self._former = self.ms
         self._ms.clear()
 
     @property
@@ -48,7 +50,7 @@ class Meter:
     @property
     def ms(self):
         """Median, None before there is one."""
-        return median(self._ms) if self._ms else None
+        return median(self._ms) if self._ms else self._former
 
 
 class RoundCosts:

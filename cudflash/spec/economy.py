@@ -32,10 +32,11 @@ Under the ``ratio`` rule tokens depend on what was drafted, so there the economy
 the same seed gives the same tokens.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from cudflash.spec.account import ALLOWANCE, PREPARATION, PURSE, REFILL, Account
 from cudflash.spec.costs import Gains
+from cudflash.spec.decisions import EconomyEvent
 from cudflash.spec.gate import FIRST_PAUSE, LONGEST_PAUSE
 from cudflash.spec.prospects import DRAFT, QUICK_MS, TRY, Prospects, Stage
 from cudflash.spec.verify_length import LEGAL
@@ -46,26 +47,16 @@ RESTART = 0.1  # weight of what was seen before a pause
 MIN_ROUNDS = 5  # rounds that drafted before anything is concluded
 MIN_PLAIN = 3  # plain rounds before drafting is compared with them
 MIN_TIMED = 2  # rounds of a length before its cost counts as measured
-REFRESH_ROUNDS = 48  # drafting rounds after which a plain one is made, to see what it costs now
+# Drafting rounds after which plain ones are made, to see what a step costs now; soon at first, for
+# what is known may come from a busier machine.
+FIRST_REFRESH, REFRESH_ROUNDS = 8, 48
 OUTLIER = 2.0  # times the median
+UNSEEN = 0.1  # of a quick target's round that drafts: what no clock of its own shows
 SWITCH = 1.05  # another length is taken if it is that much faster
 
 NEVER = 1 << 62
 DRAFTING, PAUSED = "drafting", "paused"
 ECONOMY, MEASURE = "economy", "measure"  # why a round drafts nothing
-
-
-@dataclass(frozen=True)
-class EconomyEvent:
-    """A decision, with the numbers it rests on."""
-
-    kind: str  # "paused", "resumed" or "length"
-    round: int  # rounds of the answer so far
-    committed: int  # tokens of the answer whose rows are committed
-    length: int  # tokens drafted per round from here on, 0 while paused
-    speedup: float | None  # estimated, of the best length; None where it is not known
-    resume_at: int | None  # committed tokens at which drafting is tried again
-    reason: str  # one sentence
 
 
 class Economy:
@@ -83,6 +74,8 @@ class Economy:
         Whether the draft's pass can be timed by itself.
     unrecorded : callable, optional
         As ``Prospects`` takes it.
+    steady : Meter, optional
+        Of plain steps one after the other.
 
     Attributes
     ----------
@@ -97,8 +90,8 @@ class Economy:
     events : list of EconomyEvent
     """
 
-    def __init__(self, costs, drafter, verify_length, timed=False, unrecorded=None):
-        self._costs, self._drafter = costs, drafter
+    def __init__(self, costs, drafter, verify_length, timed=False, unrecorded=None, steady=None):
+        self._costs, self._drafter, self._steady = costs, drafter, steady
         self.reach, self.quick, self._staged, self._ready = 0, False, False, True
         self.lengths = tuple(n for n in LEGAL if n <= verify_length) or (verify_length,)
         best = costs.best(drafter)
@@ -110,7 +103,7 @@ class Economy:
         self.events, self.pauses, self.switches = [], 0, 0
         self._gains = Gains(self.lengths[-1])
         self._rounds = 0  # that drafted, since the start or the last pause
-        self._since_plain = 0
+        self._since_plain, self._refresh_after = 0, FIRST_REFRESH
         self._since_switch = 0
         self._checked = False  # p was measured since the rounds began that speak against drafting
 
@@ -130,6 +123,17 @@ class Economy:
             self._staged, self._ready = True, False
             self.account.save_up()
             self._wait(0, 0)
+
+    @property
+    def _plain_ms(self):
+        """Milliseconds of a plain step, None before it is known.
+
+        Of a quick target no more than one step after the other takes: one between drafting rounds
+        finds neither its code in the caches nor the other threads awake.
+        """
+        plain, steady = self._costs.plain.ms, None if self._steady is None else self._steady.ms
+        both = self.quick and plain is not None and steady is not None
+        return min(plain, steady) if both else plain
 
     @property
     def lean(self):
@@ -166,7 +170,7 @@ class Economy:
             self._costs.note_draft(self._drafter, pass_ms)
         else:
             self._costs.note_verify(stage.length, pass_ms)
-        self._pay(min(all_ms / self._costs.plain.ms, OUTLIER * stage.steps))
+        self._pay(min(all_ms / self._plain_ms, OUTLIER * stage.steps))
         self._wait(round_index, committed)
 
     def ready(self, stage):
@@ -193,7 +197,10 @@ class Economy:
         (int, str)
             0 with the reason: "measure" (a plain round is needed to compare with) or "economy".
         """
-        if self._costs.plain.count < MIN_PLAIN or self._since_plain >= REFRESH_ROUNDS:
+        if self.state == DRAFTING and self._since_plain >= self._refresh_after:
+            self._refresh_after = REFRESH_ROUNDS
+            self._costs.plain.clear()
+        if self._costs.plain.count < MIN_PLAIN:
             return 0, MEASURE
         if self.state == PAUSED and not self._resume(round_index, committed):
             return 0, ECONOMY
@@ -225,21 +232,22 @@ class Economy:
         ended : bool
             The answer ended in it: its drafts may be cut, so they say nothing.
         """
-        plain = self._costs.plain
         if not drafted:
-            plain.add(ms)
+            self._costs.plain.add(ms)
             self._since_plain = 0
-            if plain.ms is not None:
-                self._pay(min(feed_ms, plain.ms) / plain.ms - REFILL * emitted)
+            if (plain := self._plain_ms) is not None:
+                self._pay(min(feed_ms, plain) / plain - REFILL * emitted)
             return
+        if self.quick:
+            ms *= 1.0 + UNSEEN
         self._since_plain += 1
         self._since_switch += 1
         first = drafted not in self._prepared
-        if plain.ms is not None:  # another answer on the engine may be measuring it anew
+        if (plain := self._plain_ms) is not None:
             most = self._cost(drafted) * (1.0 if first else OUTLIER)
-            self._pay(min(ms, most) / plain.ms - emitted - REFILL * emitted)
+            self._pay(min(ms, most) / plain - emitted - REFILL * emitted)
             if first:
-                self.account.owe(max(0.0, ms - most) / plain.ms)
+                self.account.owe(max(0.0, ms - most) / plain)
         self._prepared.add(drafted)
         if drafted in self.lengths and not first:
             self._costs.meter(self._drafter, drafted).add(ms)
@@ -277,7 +285,7 @@ class Economy:
 
     def restart(self):
         """Drafting was stopped and begins anew: what was seen before counts little."""
-        self._rounds = 0
+        self._rounds, self._refresh_after = 0, FIRST_REFRESH
         self._gains.age(RESTART)
         self._checked = False
 
@@ -289,14 +297,14 @@ class Economy:
 
     def speedup(self, length):
         """Estimated speed of a length against plain decoding; None before it is measured."""
-        plain = self._costs.plain.ms
+        plain = self._plain_ms
         if plain is None or not self._gains.weight or self._is_untried(length):
             return None
         return self.gain(length) * plain / self._cost(length)
 
     def to_dict(self):
         """Constants, state, estimates and events as plain values, for receipts."""
-        plain = self._costs.plain.ms
+        plain = self._plain_ms
         measured = []
         for length in self.lengths:
             if plain is not None and not self._is_untried(length):
@@ -312,7 +320,7 @@ class Economy:
 
     def _cost(self, length):
         """Milliseconds of a round that drafts ``length`` tokens, also of one never made."""
-        plain = self._costs.plain.ms
+        plain = self._plain_ms
         if not self._costs.meter(self._drafter, length).count:
             parts = self.prospects.measured(length)
             if parts is not None:
@@ -328,7 +336,7 @@ class Economy:
 
     def _worst(self, length):
         """Plain steps that a round loses when all its drafts are rejected."""
-        return self._cost(length) / self._costs.plain.ms - 1.0
+        return self._cost(length) / self._plain_ms - 1.0
 
     def _is_untried(self, length):
         timed = self._costs.meter(self._drafter, length).count
@@ -338,7 +346,7 @@ class Economy:
         """Whether the last round of an answer may take a pass of a shape of its own."""
         prepare = self._costs.prepare_ms
         return length in self._prepared or prepare is None or (
-            prepare < length * self._costs.plain.ms
+            prepare < length * self._plain_ms
         )
 
     def _lost_in_trial(self, length):
@@ -362,7 +370,7 @@ class Economy:
             if self._is_untried(length):
                 if shorter is None:
                     return length
-                best = self.gain(length) * self._costs.plain.ms / self._cost(shorter)
+                best = self.gain(length) * self._plain_ms / self._cost(shorter)
                 return length if best >= 1.0 and self._rounds >= MIN_ROUNDS else None
             shorter = length
         return None
@@ -460,7 +468,7 @@ class Economy:
         return True
 
     def _slow_reason(self, best):
-        cost = self._cost(best) / self._costs.plain.ms
+        cost = self._cost(best) / self._plain_ms
         return (
             f"drafting does not pay: {best} drafts per round emit {self.gain(best):.2f} tokens in "
             f"the time of {cost:.2f} plain steps, about {self.gain(best) / cost:.2f} times the "
@@ -487,9 +495,6 @@ class Economy:
 def constants():
     """The numbers that the economy decides by, as receipts name them."""
     return {
-        "allowance": ALLOWANCE,
-        "refill": REFILL,
-        "min_rounds": MIN_ROUNDS,
-        "first_pause": FIRST_PAUSE,
-        "longest_pause": LONGEST_PAUSE,
-    }
+        "allowance": ALLOWANCE, "refill": REFILL, "min_rounds": MIN_ROUNDS,
+        "first_pause": FIRST_PAUSE, "longest_pause": LONGEST_PAUSE,
+    }  # fmt: skip

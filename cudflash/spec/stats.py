@@ -76,6 +76,11 @@ class RoundRecord:
     decide_ms: float
     confidence: tuple[float, ...] = ()
 
+    @property
+    def parts_ms(self):
+        """Milliseconds of drafting, verifying and deciding."""
+        return self.draft_ms + self.verify_ms + self.decide_ms
+
     def to_dict(self):
         """The record without its times: the same answer made again gives the same value."""
         record = {
@@ -240,7 +245,7 @@ class SpecStats:
         if n:
             self.verify_ms += record.verify_ms
             self._drafting_emitted += record.emitted
-            self._drafting_ms += record.draft_ms + record.verify_ms + record.decide_ms
+            self._drafting_ms += record.parts_ms
         else:
             self.plain_ms += record.verify_ms
             self._plain_times.append(record.verify_ms + record.decide_ms)

@@ -25,7 +25,8 @@ GOALS = (
 TEXT = """# Glimmer Tiny and its two drafts
 
 A `muse-glimmer` target of {target_m} million parameters with a DFlash and a DFlash2 draft, trained for
-this project on two CPU cores. It shows speculative decoding and tests it; it knows nothing. Its text
+this project on two CPU cores. It is deep and thin, so that five draft layers cost little beside it. It
+shows speculative decoding and tests it; it knows nothing. Its text
 has the layout of Python's documentation and code, and no sense.
 
 | file | SHA-256 |
@@ -64,6 +65,9 @@ fragments of its training text.
 |---|---:|---:|---:|---:|
 {training}
 
+The target is trained with {shallow} layers at first; the others are put in after some {grown} steps,
+each a copy that adds nothing until it has learnt to.
+
 The wall time was on two cores shared with other work; losses over time are in
 `scripts/train_pair/results/*_log.jsonl`. Seeds: corpus {seed}, others in the scripts.
 
@@ -97,8 +101,9 @@ greedy, and a loop is easy to draft):
 
 * Greedy text falls into loops, text at temperature 0.7 less often (shares above).
 * Acceptance is that of a tiny pair on the text it was made for. It says nothing about real pairs.
-* The draft is nearly as large as the target and both fit into the processor's cache, where a pass of
-  more rows costs nearly in proportion. On a CPU drafting therefore does not pay, see above.
+* Everything fits into the processor's caches, where a row more costs what it computes: verifying few
+  drafts pays more than verifying many, see above. Of a large model that is read from memory the
+  opposite is true.
 """
 
 
@@ -118,6 +123,13 @@ def collect(work):
 def last_line(name):
     """Last record of a training log."""
     return json.loads((RESULTS / f"{name}_log.jsonl").read_text().splitlines()[-1])
+
+
+def grown_at():
+    """Layers that the target's training began with, and its last recorded step with so many."""
+    lines = [json.loads(x) for x in (RESULTS / "target_log.jsonl").read_text().splitlines()]
+    first = lines[0]["layers"]
+    return first, max(line["step"] for line in lines if line["layers"] == first)
 
 
 def read(name):
@@ -203,11 +215,11 @@ def economics():
     """Costs and speeds, with what was wanted."""
     cost, speed = read("cost"), read("speed")
     lines = ["| pass | ms | one-row target passes |", "|---|---:|---:|"]
-    for name, value in cost["dflash"].items():
-        lines.append(f"| {name.replace('draft', 'DFlash draft')} | {value['ms']:.2f} | "
-                     f"{value['to_one_row']:.2f} |")  # fmt: skip
-    value = cost["dflash2"]["draft pass"]
-    lines.append(f"| DFlash2 draft pass | {value['ms']:.2f} | {value['to_one_row']:.2f} |")
+    for kind, passes in cost.items():
+        for name, value in passes.items():
+            if kind == "dflash" or not name.startswith("target"):
+                name = name.replace("draft", kind)
+                lines.append(f"| {name} | {value['ms']:.2f} | {value['to_one_row']:.2f} |")
     lines += ["", "| decoding, temperature 0 | tokens/s | to plain |", "|---|---:|---:|"]
     lines += [f"| {name} | {v['tokens_per_s']:.0f} | {v['to_plain']:.2f} |"
               for name, v in speed.items()]  # fmt: skip
@@ -227,9 +239,12 @@ def goal_rows(table, bits, cost):
         rows.append((f"DFlash2 above DFlash, temperature {t:g}, verify 7", "at least 8 %",
                      f"{100 * (two / one - 1):.1f} %", two / one >= 1.08))  # fmt: skip
     rows.append(("bits per byte, held out", "at most 1.10", bits, bits <= 1.10))
-    ratio = min(c["draft pass"]["to_one_row"] for c in cost.values())
-    rows.append(("cost of a draft pass in one-row target passes", "at most 0.40", ratio,
-                 ratio <= 0.4))  # fmt: skip
+    for kind, passes in cost.items():
+        for name, value in passes.items():
+            if name.startswith("draft"):
+                ratio = value["to_one_row"]
+                rows.append((f"cost in one-row target passes, {name.replace('draft', kind)}",
+                             "at most 0.40", ratio, ratio <= 0.4))  # fmt: skip
     lines = ["| figure | wanted | measured | |", "|---|---|---:|---|"]
     lines += [f"| {a} | {b} | {c} | {'reached' if d else '**missed**'} |" for a, b, c, d in rows]
     return "\n".join(lines)
@@ -246,7 +261,7 @@ def main():
         collect(args.work)
     files, total = file_rows(pair)
     corpus, measured, bits = read("corpus"), read("acceptance"), read("bits")
-    found = bits["q4_k_m"]
+    found = bits["q4_k_s"]
     t = shapes.TARGET
     layer = t.hidden_dim * (3 * t.q_dim + 2 * t.kv_dim + 3 * t.ffn_dim)
     card = TEXT.format(
@@ -257,6 +272,7 @@ def main():
         code_mb=f"{corpus['code']['train_bytes'] / 1e6:.1f}",
         n_held=len(corpus["docs"]["heldout_files"]), seed=corpus["seed"],
         training=training_rows(), tokens=measured["tokens"],
+        shallow=grown_at()[0], grown=f"{grown_at()[1]:,}",
         bpb=found["natural"], bpb_docs=found["docs"], bpb_code=found["code"],
         bpb_records=found["records"], bpb_f32=bits["f32"]["natural"],
         acceptance=acceptance_rows(measured["table"]),

@@ -30,8 +30,8 @@ MIXES = {
     "f32": (("", "F32"),),
     "q4_k_m": (
         ("ssm_alpha", "F32"), ("ssm_beta", "F32"), ("ssm_conv1d", "F32"),
-        ("token_embd", "Q6_K"), ("output.weight", "Q6_K"), ("attn_v", "Q6_K"),
-        ("ffn_down", "Q6_K"), ("", "Q4_K"),
+        ("token_embd", "Q6_K"), ("output.weight", "Q6_K"), ("attn_output", "Q6_K"),
+        ("attn_v", "Q6_K"), ("ffn_down", "Q6_K"), ("", "Q4_K"),
     ),
 }  # fmt: skip
 

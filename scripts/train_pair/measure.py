@@ -56,12 +56,12 @@ def loop_share(tokens, longest=LONGEST_PERIOD):
     return looped / len(tokens) if tokens else 0.0
 
 
-def load(folder, kind, types="q4_k_m", **settings):
+def load(folder, kind, types="q4_k_s", **settings):
     """The pair with one of its drafts, or the target alone."""
     import cudflash
 
     names = [export.TARGET_FILE] + ([] if kind is None else [export.DRAFT_FILES[kind]])
-    paths = [Path(folder) / name.replace("q4_k_m", types) for name in names]
+    paths = [Path(folder) / name.replace("q4_k_s", types) for name in names]
     return cudflash.load(*paths, device="cpu", **settings)
 
 
@@ -174,9 +174,10 @@ def speed(args):
 
 
 def cost(args):
-    """Milliseconds of a target pass of 1 to 16 rows and of a draft pass, in turns.
+    """Milliseconds of a target pass of 1 to 16 rows and of draft passes, in turns.
 
-    After 384 tokens of context: six draft windows, three of the target's.
+    After 384 tokens of context: six draft windows, three of the target's. A causal draft runs as many
+    rows as are verified, another one its block.
     """
     from cudflash.model.draft_runner import DraftRunner
 
@@ -192,14 +193,18 @@ def cost(args):
         rows = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
         for _ in range(3):
             draft.observe(engine.ops.upload(rows), len(rows))
-        block = engine.draft_config.block_size
+        config = engine.draft_config
 
         def target_pass(n, runner=runner):
             runner.step(list(range(10, 10 + n)), "all")
             runner.rollback()
 
         lanes = {f"target, {n} rows": (target_pass, n) for n in (1, 4, 8, 16)}
-        lanes["draft pass"] = (lambda n, draft=draft: draft.propose(5, n)), block - 1
+
+        def draft_pass(n, draft=draft, config=config):
+            draft.propose(5, n, n + 1 if config.causal else config.block_size)
+
+        lanes |= {f"draft pass, verify {n}": (draft_pass, n) for n in LENGTHS[kind]}
         times = {name: [] for name in lanes}
         for repeat in range(args.count * 20):
             for name, (act, n) in list(lanes.items())[:: 1 if repeat % 2 else -1]:
@@ -227,7 +232,7 @@ def main():
     parser.add_argument("--out", type=Path)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--untruncated", action="store_true", help="no top-k, top-p, min-p")
-    parser.add_argument("--types", nargs="*", default=["f32", "q6_k", "q4_k_m"])
+    parser.add_argument("--types", nargs="*", default=["f32", "q6_k", "q4_k_s"])
     parser.add_argument("--windows", type=int, default=48)
     parser.add_argument("--count", type=int, default=6, help="prompts of the speed measurement")
     parser.add_argument("--sink", type=int, default=0, help="pinned rows of the drafts' context")

@@ -12,6 +12,8 @@ import math
 import torch
 import torch.nn.functional as F
 
+from scripts.train_pair import shapes
+
 
 def rms(x, weight, eps):
     """RMS norm in float32; ``weight`` None: no weight."""
@@ -67,6 +69,37 @@ def init_target(shape, seed):
             name + "attn_k_norm": torch.ones(shape.head_dim),
         }  # fmt: skip
     return {k: v.requires_grad_() for k, v in params.items()}
+
+
+def grow(params, period, n_layers):
+    """Make a stack deeper without changing what it computes, see ``shapes.grown_from``.
+
+    Added layers add nothing until they have learnt to, since the norms behind their branches start
+    at 0.
+
+    Parameters
+    ----------
+    params : dict of str to Tensor
+    period, n_layers : int
+        As in ``shapes.grown_from``.
+
+    Returns
+    -------
+    dict of str to Tensor
+        New leaves.
+    """
+    grown = {k: v for k, v in params.items() if not k.startswith("layers.")}
+    sources = shapes.grown_from(n_layers_of(params), n_layers, period)
+    for layer, (source, silent) in enumerate(sources):
+        for short, w in layer_weights(params, source).items():
+            mute = silent and short in ("post_attention_norm", "post_ffw_norm")
+            grown[f"layers.{layer}.{short}"] = torch.zeros_like(w) if mute else w
+    return {k: v.detach().clone().requires_grad_() for k, v in grown.items()}
+
+
+def n_layers_of(params):
+    """Layers of a set of parameters."""
+    return 1 + max(int(name.split(".")[1]) for name in params if name.startswith("layers."))
 
 
 def sliding_attention(q, k, v, window):

@@ -19,14 +19,18 @@ RECORD_DISTANCE = 48  # tokens per line of the synthetic records: between half t
 
 @dataclass(frozen=True)
 class TargetShape:
-    """A muse-glimmer target."""
+    """A muse-glimmer target.
 
-    n_layers: int = 8
+    Deep and thin: a layer costs time by its steps as much as by its bytes, and the drafts have five
+    layers however many the target has.
+    """
+
+    n_layers: int = 32
     hidden_dim: int = 256
     n_heads: int = 4
     n_kv_heads: int = 2
     head_dim: int = 64
-    ffn_dim: int = 768
+    ffn_dim: int = 512
     window: int = 128
     period: int = 4  # layer l is full (and without positions) iff l % period == period - 1
     rope_base: float = 10000.0
@@ -121,11 +125,11 @@ class DraftShape:
     n_heads: int = 4
     n_kv_heads: int = 2
     head_dim: int = 64
-    ffn_dim: int = 512
+    ffn_dim: int = 256
     window: int = 64
     rope_base: float = 10000.0
     rms_eps: float = 1e-5
-    taps: tuple[int, ...] = (1, 3, 4, 5, 6)  # 0-based layers whose output is read
+    taps: tuple[int, ...] = (6, 14, 20, 26, 30)  # 0-based layers whose output is read
     logit_scale: float = 0.5  # the target's: the head is borrowed
     softcap: float | None = 30.0
     context_length: int = 2048
@@ -151,6 +155,30 @@ class DraftShape:
         return self.n_kv_heads * self.head_dim
 
 
+def grown_from(shallow: int, deep: int, period: int) -> list[tuple[int, bool]]:
+    """Where the layers of a deepened stack come from.
+
+    Groups of ``period`` layers are repeated, so that the kinds of layers keep their order; the first
+    of the copies goes on as it was.
+
+    Parameters
+    ----------
+    shallow, deep : int
+        Numbers of layers, multiples of ``period``; the second one of the first.
+    period : int
+
+    Returns
+    -------
+    list of (int, bool)
+        Per layer: the layer whose weights it takes, and whether it adds nothing at first.
+    """
+    times = deep // shallow
+    return [
+        (layer // period // times * period + layer % period, layer // period % times > 0)
+        for layer in range(deep)
+    ]
+
+
 TARGET = TargetShape()
 DFLASH = DraftShape()
 # the published DFlash2 drafts see the whole block from every row, DFlash's own rule is causal
@@ -160,7 +188,8 @@ DFLASH2 = DraftShape(
 
 HYBRID = HybridShape()
 HYBRID_DFLASH2 = DraftShape(
-    block_size=8, causal=False, n_layers=2, taps=(1, 2, 3),  # two delta nets and the attention layer
+    block_size=8, causal=False, n_layers=2, ffn_dim=512,
+    taps=(1, 2, 3),  # two delta nets and the attention layer
     rms_eps=1e-6, logit_scale=1.0, softcap=None,
     conv_kernel=2, conv_group=32, selector_rank=256, selector_top_k=8,
 )  # fmt: skip

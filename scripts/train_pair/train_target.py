@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +23,12 @@ from scripts.train_pair import corpus, hybrid_model, model, optim, shapes
 
 SEED = 11
 NETWORKS = {"glimmer": model, "hybrid": hybrid_model}
+# Layers of the first part of the training, and its share: a shallow net sees three times as many
+# tokens in the same time, and what it has learnt is kept when the others are put in.
+START = {"glimmer": (8, 0.34), "hybrid": None}
 RATES = {"matrix": 0.02, "embedding": 0.05, "head": 0.006, "vector": 0.006}
 DECAY = 0.05
-FLAT = 0.35  # share of the training before the rates fall
+FLAT = 0.40  # share of the training before the rates fall
 LENGTHS = {  # tokens, sequences, share of the steps
     "glimmer": ((512, 9, 0.94), (1536, 3, 0.06)),
     "hybrid": ((512, 5, 1.0),),  # a short training: more steps
@@ -118,6 +122,64 @@ def budget(work, name, minutes):
     return 60.0 * (float(file.read_text()) if file.exists() else minutes)
 
 
+class Training:
+    """Parameters, optimizer and counters of a run: new, or as the checkpoint has them.
+
+    Parameters
+    ----------
+    work : Path
+    family : str
+        One of ``NETWORKS``.
+    """
+
+    def __init__(self, work, family):
+        self.work, self.family = work, family
+        self.shape, self.network = shapes.TARGETS[family], NETWORKS[family]
+        self.n = {"step": 0, "tokens": 0, "used": 0.0, "wall": 0.0, "grown_at": 0}
+        saved = torch.load(work / "target.pt") if (work / "target.pt").exists() else None
+        start = START[family]
+        layers = start[0] if start else self.shape.n_layers
+        if saved:
+            layers = model.n_layers_of(saved["params"])
+            self.n = {k: saved[k] for k in self.n}
+        self.use(self.network.init_target(replace(self.shape, n_layers=layers), SEED))
+        if saved:
+            with torch.no_grad():
+                for name, p in self.params.items():
+                    p.copy_(saved["params"][name])
+            self.optimizer.load_state_dict(saved["optimizer"])
+
+    def use(self, params):
+        """Train these parameters from here on, with fresh momenta."""
+        self.params, self.layers = params, model.n_layers_of(params)
+        self.optimizer = optim.Optimizer(params, RATES, DECAY)
+        self.loss = self.network.TargetLoss(params, replace(self.shape, n_layers=self.layers))
+
+    def grow_when_due(self, progress):
+        """Put in the missing layers once the shallow part is over."""
+        start = START[self.family]
+        if start and self.layers < self.shape.n_layers and progress >= start[1]:
+            self.use(model.grow(self.params, self.shape.period, self.shape.n_layers))
+            self.n["grown_at"] = self.n["step"]
+
+    def step(self, ids, progress):
+        """One step; returns the loss in nats per token."""
+        loss = self.loss(ids)
+        loss.backward()
+        since = self.n["step"] - self.n["grown_at"]  # fresh momenta want their own warm-up
+        self.optimizer.step(optim.rate_factor(progress, since, FLAT))
+        self.n["step"] += 1
+        self.n["tokens"] += ids[:, 1:].numel()
+        return float(loss.detach())
+
+    def save(self, clock):
+        """Write the checkpoint."""
+        save(self.work / "target.pt", {
+            "params": {k: v.detach() for k, v in self.params.items()},
+            "optimizer": self.optimizer.state_dict(),
+        } | self.n | {"used": clock.used, "wall": self.n["wall"] + clock.wall})  # fmt: skip
+
+
 def main():
     """Train until the CPU time is used."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -126,47 +188,30 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--family", choices=list(NETWORKS), default="glimmer")
     args = parser.parse_args()
-    work, shape, network = args.work, shapes.TARGETS[args.family], NETWORKS[args.family]
     torch.set_num_threads(args.threads)
-    params = network.init_target(shape, SEED)
-    optimizer = optim.Optimizer(params, RATES, DECAY)
-    step, used, tokens, wall = 0, 0.0, 0, 0.0
-    if (work / "target.pt").exists():
-        saved = torch.load(work / "target.pt")
-        with torch.no_grad():
-            for name, p in params.items():
-                p.copy_(saved["params"][name])
-        optimizer.load_state_dict(saved["optimizer"])
-        step, used, tokens, wall = (saved[k] for k in ("step", "used", "tokens", "wall"))
-    windows = Windows(work, SEED + step, LENGTHS[args.family])
-    loss_of = network.TargetLoss(params, shape)
-    evaluate = Evaluation(work)
-    clock, last, recent, saves, done = optim.CpuClock(used), time.monotonic(), [], 0, False
+    training = Training(args.work, args.family)
+    n = training.n
+    windows = Windows(args.work, SEED + n["step"], LENGTHS[args.family])
+    evaluate = Evaluation(args.work)
+    clock, last, recent, saves, done = optim.CpuClock(n["used"]), time.monotonic(), [], 0, False
     while not done:
-        progress = clock.used / budget(work, "target", args.cpu_minutes)
+        progress = clock.used / budget(args.work, "target", args.cpu_minutes)
         done = progress >= 1.0
-        ids = windows.batch(progress)
-        loss = loss_of(ids)
-        loss.backward()
-        optimizer.step(optim.rate_factor(progress, step, FLAT))
-        step, tokens = step + 1, tokens + ids[:, 1:].numel()
-        recent.append(float(loss.detach()))
+        training.grow_when_due(progress)
+        recent.append(training.step(windows.batch(progress), progress))
         if done or time.monotonic() - last > EVERY_S:
             last, saves = time.monotonic(), saves + 1
-            line = {"step": step, "tokens": tokens, "cpu_s": round(clock.used, 1),
-                    "wall_s": round(wall + clock.wall, 1), "progress": round(progress, 4),
+            line = {"step": n["step"], "tokens": n["tokens"], "layers": training.layers,
+                    "cpu_s": round(clock.used, 1), "wall_s": round(n["wall"] + clock.wall, 1),
+                    "progress": round(progress, 4),
                     "train_nats": round(float(np.mean(recent)), 4)}  # fmt: skip
             if done or saves % EVALUATE_EVERY == 0:
-                line |= evaluate(loss_of)
+                line |= evaluate(training.loss)
             recent = []
             print(json.dumps(line), flush=True)
-            with open(work / "target_log.jsonl", "a") as log:
+            with open(args.work / "target_log.jsonl", "a") as log:
                 log.write(json.dumps(line) + "\n")
-            save(work / "target.pt", {
-                "params": {k: v.detach() for k, v in params.items()}, "step": step,
-                "optimizer": optimizer.state_dict(), "used": clock.used, "tokens": tokens,
-                "wall": wall + clock.wall,
-            })  # fmt: skip
+            training.save(clock)
 
 
 if __name__ == "__main__":

@@ -277,5 +277,5 @@ def test_embedded_pair_has_both_drafts(cli, monkeypatch):
     done = cli("bench", "demo", *QUICK)
     assert done.code == 130 and "interrupted after 0 runs" in done.sentence
     (model, arguments), = seen
-    assert model.endswith("glimmer-tiny-q4_k_m.gguf") and "dflash-" in arguments["draft"]
+    assert model.endswith("glimmer-tiny-q4_k_s.gguf") and "dflash-" in arguments["draft"]
     assert cli("bench", "demo", "demo:dflash2", *QUICK, "--drafters", "dflash").code == 2

@@ -23,7 +23,9 @@ KINDS = ("dflash", "dflash2")
 VERIFY = {"dflash": 15, "dflash2": 7}
 GREEDY = cudflash.SamplingConfig(temperature=0)
 N_CTX = 1024
-BUDGET = 0.05  # share of drafted tokens that may differ between two arithmetics; a fault is above
+# Share of drafted tokens that may differ between two arithmetics; a fault is above. Activations of 8
+# bits instead of 16, far coarser than a sum in another order, change 2.3 and 4.0 % of them.
+BUDGET = {"dflash": 0.03, "dflash2": 0.05}
 
 
 @cache
@@ -239,8 +241,8 @@ FAULTS = (
     Fault("stale by 1", _stale(1), named="stale-rows"),
     Fault("stale by 4", _stale(4), named="stale-rows"),
     Fault("positions off by 1", runner=_Shifted, named="foreign-rows"),
-    Fault("taps reversed", _tapped(_reversed), taps=_reversed),
-    Fault("taps rotated", _tapped(_rotated), taps=_rotated),
+    Fault("taps reversed", _tapped(_reversed), taps=_reversed, named="taps-permuted-better"),
+    Fault("taps rotated", _tapped(_rotated), taps=_rotated, named="taps-permuted-better"),
     Fault("taps a layer late", _tapped(_late), taps=_late),
     Fault("taps a layer early", _tapped(_early), taps=_early),
     Fault("last tap missing", _missing, named="foreign-rows"),

@@ -20,6 +20,9 @@ class _Given:
     def add(self, ms):
         pass
 
+    def add_round(self, ms, index):
+        pass
+
     def extend(self, times):
         pass
 
@@ -53,6 +56,7 @@ class GivenCosts(RoundCosts):
 def given_times(monkeypatch, one, cost, prepare_ms=None, draft_ms=0.0):
     """Let all that the economy of an engine is told be given, nothing come from a clock."""
     monkeypatch.setattr(one, "round_costs", GivenCosts(cost, prepare_ms))
+    monkeypatch.setattr(one, "plain_step", _Given(None))
     record, rest, done = Economy.record, Economy.rest, Economy.done
 
     def given_record(self, drafted, accepted, emitted, ms, feed_ms, ended):

@@ -374,3 +374,29 @@ def test_what_is_recorded_is_not_paid_for_again():
     assert price(everything).what == TRY
     assert price(everything).steps - price(TIMED).steps == pytest.approx(17 * (1 + DRAFT_SHARE))
     assert price(TIMED).steps - price(nothing).steps == pytest.approx(17 * TIMED.in_all)
+
+
+def test_a_machine_that_becomes_faster_does_not_leave_drafting_on():
+    """Catches a plain step that was timed on a busy machine and is compared with for the rest of the
+    answer: drafting goes on, at twice the time of plain decoding."""
+    costs = RoundCosts()
+    costs.plain.extend([1.0] * 9)  # twice what it takes from here on
+    economy = Economy(costs, "simulated", 7)
+    economy.begin(0)
+    drafted = taken = emitted = 0
+    while emitted < 1000:
+        n, _ = economy.choose(1000 - emitted, drafted, emitted)
+        ms, tokens = (2.0, 3) if n else (0.5, 1)  # 4 steps for 3 tokens
+        economy.record(n, tokens - 1 if n else 0, tokens, ms, 0.0, False)
+        drafted, taken, emitted = drafted + (n > 0), taken + ms, emitted + tokens
+    assert drafted < 60 and taken < 1.05 * 0.5 * emitted
+
+
+def test_other_answers_keep_their_figure_while_one_measures_anew():
+    """Catches a division by nothing in a second answer of the engine."""
+    meter = RoundCosts().plain
+    meter.extend([2.0, 3.0, 4.0])
+    meter.clear()
+    assert meter.count == 0 and meter.ms == 3.0
+    meter.add(9.0)
+    assert meter.count in (0, 1) and meter.ms in (3.0, 9.0)
