@@ -20,6 +20,7 @@ from cudflash.ops.cpu import simd as S
 RECORD_BYTES = 32
 # Control block of a pool, byte offsets; what different threads spin on has its own cache line.
 PROGRAM, N_RECORDS = 0, 8             # written by the caller before each start
+REST_SPINS = 16                       # pauses of a worker between two programs before it sleeps
 STARTS, START_SLEEPERS = 64, 96       # programs started so far; workers asleep until the next
 ARRIVALS = 128                        # threads at the barrier
 GENERATION, SLEEPERS = 192, 224       # barriers passed; threads asleep at one
@@ -121,12 +122,12 @@ def build_run_program():
     from numba import njit
 
     @njit(inline="always")
-    def sleep_while(word, sleepers, value):
+    def sleep_while(word, sleepers, value, most):
         """Wait until the counter at ``word`` differs from ``value``: spin first, then sleep."""
         spins = 0
         while atomic_load(word) == value:
             spins += 1
-            if spins < _SPINS_BEFORE_SLEEP:
+            if spins < most:
                 pause()
             else:
                 atomic_add(sleepers, 1)
@@ -147,7 +148,7 @@ def build_run_program():
             atomic_store(control + ARRIVALS, 0)
             advance(control + GENERATION, control + SLEEPERS)
         else:
-            sleep_while(control + GENERATION, control + SLEEPERS, generation)
+            sleep_while(control + GENERATION, control + SLEEPERS, generation, _SPINS_BEFORE_SLEEP)
 
     @njit
     def share(control, tid, n_threads):
@@ -175,7 +176,8 @@ def build_run_program():
             return
         starts = np.int64(0)
         while True:
-            sleep_while(control + STARTS, control + START_SLEEPERS, starts)
+            most = S.peek_i64(control + REST_SPINS)
+            sleep_while(control + STARTS, control + START_SLEEPERS, starts, most)
             starts += 1
             if S.peek_i64(control + N_RECORDS) < 0:
                 return
