@@ -11,7 +11,7 @@ from pathlib import Path
 from cudflash.errors import UsageError
 
 NAME = "demo"
-DEFAULT = "dflash2"  # the faster one of the two, see the model card
+DEFAULT = "dflash2"  # more of its drafts are accepted, see the model card
 SINK = 0  # the drafts were trained without pinned rows
 
 _FOLDER = Path(__file__).parent / "demo_pair"
@@ -91,7 +91,7 @@ def default_draft(path):
     if not is_demo_target(path):
         return None
     others = ", ".join(f"{NAME}:{kind}" for kind in _DRAFTS if kind != DEFAULT)
-    return demo_files()[1][DEFAULT], f"the pair's faster one; {others} is the other"
+    return demo_files()[1][DEFAULT], f"more of its drafts are accepted; {others} is the other"
 
 
 def demo_prompt():

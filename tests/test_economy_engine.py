@@ -220,3 +220,13 @@ def test_rounds_of_a_quick_pause_are_told_in_order_and_complete(monkeypatch):
         assert rounds[-1].gate is not None
         assert [e.record.to_dict() for e in rounds] == result.speculation["trace"]
         validate_receipt(result.receipt)
+
+
+def test_a_drafting_round_counts_with_what_it_takes_beside_its_passes():
+    """Catches a round that looks cheaper than it is: records, events and the commit are left out."""
+    one = draft_engine("v1-muse-swa")
+    session = one.session()
+    running = session.generate(list(PROMPT), max_tokens=40, sampling=GREEDY, ignore_eos=True,
+                               speculative="on")  # fmt: skip
+    assert running.result().stats["speculative"]["draft_rounds"] > 3
+    assert 0.0 < running._rounds._state.around_ms < 100.0
