@@ -22,7 +22,8 @@ MEASURED, CONFOUNDED, INSUFFICIENT = "measured", "confounded", "insufficient"
 FEWEST_PROMPTS = 2
 # variables that cannot touch plain decoding
 OF_DRAFTING = (
-    "draft", "draft window", "draft sink", "draft block", "verify length", "acceptance rule", "mode",
+    "draft", "draft window", "draft sink", "draft block", "draft activations", "verify length",
+    "acceptance rule", "mode",
 )  # fmt: skip
 
 
@@ -140,7 +141,7 @@ def variables(side):
         "seed": None if greedy else settings["seed"],
         "tokens per answer": settings["n_tokens"],
         "draft": "none",
-        "draft window": None, "draft sink": None, "draft block": None,
+        "draft window": None, "draft sink": None, "draft block": None, "draft activations": None,
         "verify length": lane["verify_length"],
         "acceptance rule": lane["accept"] if drafted and not greedy else None,
         "mode": lane["mode"],
@@ -153,6 +154,8 @@ def variables(side):
         found["draft window"] = window["value"] if window["source"] == "override" else "its own"
         found["draft sink"] = sink["value"] if sink["source"] == "override" else "its own"
         found["draft block"] = "full" if draft["full_block"] else "short"
+        # older records have one precision for both
+        found["draft activations"] = draft.get("activations", group["activations"])
     return found
 
 

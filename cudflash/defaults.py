@@ -4,6 +4,7 @@ N_CTX = 4096  # context when none is asked for, or the model's own if that is sh
 MAX_N_CTX = 1 << 24  # positions are exact in float32 up to here; no model is trained for as many
 KV_TYPE = "f16"
 ACTIVATIONS = "int8x2"  # chosen by the measurements in docs/NUMERICS.md, section 7
+DRAFT_ACTIVATIONS = "int8"  # a draft proposes: its bits need be the same, not exact (section 7)
 ACTIVATION_TYPES = ("int8", "int8x2")
 PREFILL_ROWS = 256  # rows of a prefill chunk; sizes scratch, never changes a result
 LOGIT_ROWS = 16  # rows of logits computed at once: the largest verify block

@@ -23,7 +23,6 @@ class DraftSide:
     target : TargetModel
         Its embedding and head are shared.
     n_ctx : int
-    activations : str
     full_block : bool
     progress : callable, optional
 
@@ -36,14 +35,14 @@ class DraftSide:
     allocator : Allocator
     """
 
-    def __init__(self, ops, pair, target, n_ctx, activations, full_block, progress=None):
+    def __init__(self, ops, pair, target, n_ctx, full_block, progress=None):
         self._ops, self._pair = ops, pair
         self.config, self.path = pair.draft.config, pair.draft.path
         self.settings = draft_settings(pair)
         self.full_block = full_block
         self.allocator = Allocator(ops)
         self.model = load_draft(ops, pair.draft, target, n_ctx, self.allocator, progress)
-        self.work = DraftWorkspace(self.allocator, ops, self.model, activations)
+        self.work = DraftWorkspace(self.allocator, ops, self.model, pair.draft_activations)
 
     def drafter(self, vocab_size, runner=None):
         """Return a drafter for one conversation, on a new runner or one that another has left."""

@@ -42,6 +42,7 @@ def load(
     kv_type=defaults.KV_TYPE,
     draft_sink=None,
     draft_window=None,
+    draft_activations=None,
     drafter=None,
     mtp_k=None,
     activations=None,
@@ -77,8 +78,9 @@ def load(
         and can serve only one answer at a time.
     mtp_k : int, optional
         Tokens that the MTP block drafts per round, 1 to 15; 3 if absent. Needs ``drafter="mtp"``.
-    activations : {"int8", "int8x2"}, optional
-        Precision of activations in packed products; ``cudflash.defaults.ACTIVATIONS`` if absent.
+    activations, draft_activations : {"int8", "int8x2"}, optional
+        Precision of activations in packed products of the target and of the draft;
+        ``cudflash.defaults`` has those that are taken if absent.
     threads : int, optional
         CPU threads; the usable physical cores if absent. Results do not depend on it.
     progress : callable, optional
@@ -122,7 +124,8 @@ def load(
     threads = physical_cores() if threads is None else whole("threads", threads, 1)
     check_kv_type(kv_type)
     chosen = choose_device(device)
-    pair = open_pair(target, draft, draft_window=draft_window, draft_sink=draft_sink)
+    about = {"draft_window": draft_window, "draft_sink": draft_sink}
+    pair = open_pair(target, draft, **about, draft_activations=draft_activations)
     n_ctx = choose_context(n_ctx, pair.target.config.context_length)
     if drafter == MTP:
         from cudflash.mtp_side import require_mtp
@@ -273,9 +276,7 @@ class Engine:
         if pair.draft is not None:
             from cudflash.draft_side import DraftSide
 
-            self.draft = DraftSide(
-                ops, pair, self.model, self.n_ctx, self.activations, full_block, progress
-            )
+            self.draft = DraftSide(ops, pair, self.model, self.n_ctx, full_block, progress)
         self.backend.prepare(self.plan.workspace)
 
     def session_bytes(self):

@@ -47,6 +47,7 @@ def pair_identity(pair, n_ctx, activations, *, progress=None):
         "schema": SCHEMA,
         "numerics": defaults.NUMERICS,
         "activations": activations,
+        "draft_activations": pair.draft_activations,
         "target_sha256": target_digest,
         "draft_sha256": pair.draft_files.sha256(),
         "draft_kind": config.kind,

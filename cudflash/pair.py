@@ -7,7 +7,8 @@ one that fits; whatever does not is refused with a sentence that names the file.
 import os
 from dataclasses import dataclass, field
 
-from cudflash.checks import file_path
+from cudflash import defaults
+from cudflash.checks import file_path, one_of
 from cudflash.demo import SINK, is_demo_draft, resolve_draft, resolve_model
 from cudflash.digest import LoadedFiles
 from cudflash.errors import UsageError
@@ -23,9 +24,12 @@ class Pair:
     stated: dict = field(default_factory=dict)  # what the draft's file says: window, windows per layer
     files: object = None  # LoadedFiles of the target
     draft_files: object = None  # LoadedFiles of the draft, None without
+    draft_activations: str | None = None  # precision of the draft's products, None without
 
 
-def open_pair(target, draft=None, *, draft_window=None, draft_sink=None):
+def open_pair(
+    target, draft=None, *, draft_window=None, draft_sink=None, draft_activations=None
+):
     """Open and bind a target and, if given, its draft.
 
     Parameters
@@ -36,6 +40,8 @@ def open_pair(target, draft=None, *, draft_window=None, draft_sink=None):
         GGUF file, or a directory with config.json and safetensors, or "demo".
     draft_window, draft_sink : int, optional
         Overrides of the draft's window (0 for none) and of its pinned rows.
+    draft_activations : {"int8", "int8x2"}, optional
+        Precision of the draft's products; ``cudflash.defaults.DRAFT_ACTIVATIONS`` if absent.
 
     Returns
     -------
@@ -72,19 +78,27 @@ def open_pair(target, draft=None, *, draft_window=None, draft_sink=None):
     gguf = open_gguf(target)
     bound = bind_target(gguf)
     if draft is None:
-        for name, value in (("draft_window", draft_window), ("draft_sink", draft_sink)):
+        for name, value in (
+            ("draft_window", draft_window), ("draft_sink", draft_sink),
+            ("draft_activations", draft_activations),
+        ):  # fmt: skip
             if value is not None:
                 raise UsageError(f"{name} is {value!r}, but no draft is loaded; omit it")
         return Pair(gguf, bound, files=files)
     from cudflash.loader.draft_bind import bind_draft, open_draft
 
+    if draft_activations is None:
+        draft_activations = defaults.DRAFT_ACTIVATIONS
+    one_of("draft_activations", draft_activations, defaults.ACTIVATION_TYPES)
     opened = open_draft(draft, window=draft_window, sink=draft_sink)
     stated = opened.config
     if draft_window is not None:
         stated = open_draft(draft).config
     fitting = bind_draft(opened, bound.config)
     said = {"window": stated.window, "windows": tuple(la.window for la in stated.layers)}
-    return Pair(gguf, bound, fitting, said, files, LoadedFiles(opened.files))
+    return Pair(
+        gguf, bound, fitting, said, files, LoadedFiles(opened.files), draft_activations
+    )  # fmt: skip
 
 
 def describe_draft(pair, digest, full_block):
@@ -124,6 +138,7 @@ def describe_draft(pair, digest, full_block):
             "yarn": None if yarn is None else dict(vars(yarn)),
         },
         "full_block": full_block,
+        "activations": pair.draft_activations,
     }
 
 

@@ -93,6 +93,7 @@ def plan(
     logit_rows=defaults.LOGIT_ROWS,
     draft_window=None,
     draft_sink=None,
+    draft_activations=None,
     drafter=None,
 ):
     """Plan a model file, and its draft if given, without loading it.
@@ -101,7 +102,7 @@ def plan(
     ----------
     target : str, path-like
         GGUF file.
-    draft, draft_window, draft_sink
+    draft, draft_window, draft_sink, draft_activations
         As in ``cudflash.load``.
     device, n_ctx, kv_type, activations
         As in ``cudflash.load``.
@@ -120,7 +121,10 @@ def plan(
     from cudflash.device import planned_kind
     from cudflash.pair import open_pair
 
-    pair = open_pair(target, draft, draft_window=draft_window, draft_sink=draft_sink)
+    pair = open_pair(
+        target, draft, draft_window=draft_window, draft_sink=draft_sink,
+        draft_activations=draft_activations,
+    )  # fmt: skip
     if drafter is not None:
         from cudflash.mtp_side import require_mtp
 
@@ -179,7 +183,7 @@ def plan_pair(
     def varying(context):
         layers = kv_bytes(config, context, kv_type, max_rows, ops.CHUNK)
         work = backend.workspace_bytes(config, draft_config, context, max_rows)
-        drafting = _draft(ops, pair, context, activations)
+        drafting = _draft(ops, pair, context)
         if mtp:
             from cudflash.mtp_side import mtp_memory
 
@@ -228,12 +232,12 @@ def _state(config):
     return state_bytes(config, BLOCK_ROWS, defaults.CHECKPOINTS)
 
 
-def _draft(ops, pair, n_ctx, activations):
+def _draft(ops, pair, n_ctx):
     if pair.draft is None:
         return {}
     from cudflash.model.draft_buffers import draft_memory
 
-    return draft_memory(ops, pair.draft, pair.target, n_ctx, activations)
+    return draft_memory(ops, pair.draft, pair.target, n_ctx, pair.draft_activations)
 
 
 def _rope(config, n_ctx):

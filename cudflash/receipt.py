@@ -332,7 +332,9 @@ _DRAFT = _Object(
         "layer_causal": _List(_BOOL),
         "rope": _ROPE,
         "full_block": _BOOL,
-    }
+        "activations": _TEXT,
+    },
+    optional=("activations",),  # receipts made before it had its own
 )
 _GATE = _Object(
     {

@@ -233,9 +233,9 @@ class SpecRounds(Rounds):
         if not self._keeps:
             self._feed.hand_over()  # earlier rows first
         self._feeds = not self._keeps and not self._drafter.lags
-        state.observe(self._runner.tap_rows(len(block.tokens)), self._feeds)
         by_device = len(self._options.limits.stop_ids) <= STOP_IDS
         decision = state.decide(self._chooser.rows(by_device))
+        state.observe(self._runner.tap_rows(len(block.tokens)), self._feeds)
         made = [self._chooser.made(token, row) for row, token in enumerate(decision.tokens)]
         self._round_s = time.perf_counter() - started
         return made
@@ -400,8 +400,8 @@ class SpecRounds(Rounds):
                 return None
             rows = [chooser.row(i) for i in range(len(block.tokens))]
             snapshot = chooser.chain.snapshot()
-            state.observe(self._runner.tap_rows(len(block.tokens)))
             decision = state.decide(chooser.rows())
+            state.observe(self._runner.tap_rows(len(block.tokens)))
             anew = chooser.chain.fresh()
             anew.restore(snapshot)
             replayed = decide(

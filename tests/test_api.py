@@ -67,6 +67,8 @@ def test_context_defaults_to_the_model_up_to_a_limit():
         ({"draft": "x.gguf", "drafter": object()}, UsageError, "both"),
         ({"draft_window": 8}, UsageError, "draft_window"),
         ({"draft_sink": 8}, UsageError, "draft_sink"),
+        ({"draft_activations": "int8"}, UsageError, "draft_activations"),
+        ({"draft": "demo:dflash", "draft_activations": "int4"}, UsageError, "draft_activations"),
         ({"drafter": object()}, UsageError, "drafter"),
         ({"device": "cuda"}, DeviceError, "cuda"),
         ({"device": "tpu"}, UsageError, "tpu"),

@@ -271,6 +271,27 @@ def test_spans_are_the_masks_of_the_reference():
             np.testing.assert_array_equal((lo <= key) & (key < hi), visible)
 
 
+@pytest.mark.parametrize("n_rows", [2, BLOCK])
+def test_the_box_of_a_block_says_what_the_context_says(n_rows):
+    """Catches positions or spans that are right at one length alone, and rows of a block before."""
+    from cudflash.model.draft_buffers import InBox
+    from cudflash.ops import cpu
+
+    context = make_context([3, None], 2)
+    config = SimpleNamespace(block_size=BLOCK, layers=context.layers, selector_top_k=3)
+    box = InBox(Allocator(cpu), cpu, config)
+    for length in range(20):
+        box.fill(context, 7 + length, 5, BLOCK if length % 2 else n_rows)
+        box.fill(context, 7 + length, 5, n_rows)
+        ids = box.ids[:n_rows]
+        np.testing.assert_array_equal(ids, [7 + length] + [5] * (n_rows - 1))
+        np.testing.assert_array_equal(box.positions[:n_rows], np.arange(length, length + n_rows))
+        assert box.n_sink[0] == context.n_pinned and (box.candidates[0] == 7 + length).all()
+        for kind in box.kinds:
+            np.testing.assert_array_equal(box.spans[kind][:n_rows], context.spans(*kind, n_rows))
+        append(context, numbers(length, length + 1))
+
+
 def test_rows_beyond_the_context_are_refused_with_both_numbers():
     """Catches rows written past the last slot, over the first ones."""
     context = make_context([None], 0, n_ctx=10)

@@ -42,13 +42,12 @@ def test_a_silently_halved_window_is_named_by_verify(window, monkeypatch):
     one = draft_engine("v1-muse-swa")
     from cudflash.model.draft_context import DraftContext
 
-    sound = DraftContext.spans
+    sound = DraftContext.span_terms
 
-    def halved(self, stated, causal, n_rows):
-        spans = sound(self, window if stated == WINDOW else stated, causal, n_rows)
-        return spans
+    def halved(stated, causal, n_rows):
+        return sound(window if stated == WINDOW else stated, causal, n_rows)
 
-    monkeypatch.setattr(DraftContext, "spans", halved)
+    monkeypatch.setattr(DraftContext, "span_terms", staticmethod(halved))
     report = Verifier(one, max_tokens=12).run([list(range(3, 60))], scripted=False)
     assert report.passed
     found = {finding["name"]: finding for finding in report.findings}

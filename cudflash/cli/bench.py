@@ -14,7 +14,7 @@ from cudflash.cli.common import (
     output_of,
     output_options,
 )
-from cudflash.cli.draft_options import find_draft
+from cudflash.cli.draft_options import DRAFT_SETTINGS, find_draft
 from cudflash.cli.interrupts import raise_kept
 from cudflash.cli.running import engine_options, open_engine, take_engine
 from cudflash.errors import CudflashError, UsageError
@@ -265,7 +265,7 @@ def _open_drafts(model, paths, arguments):
     from cudflash.pair import open_pair
 
     drafts, pair = {}, None
-    about = {name: arguments.get(name) for name in ("draft_window", "draft_sink")}
+    about = {name: arguments.get(name) for name in DRAFT_SETTINGS}
     for path in paths:
         pair = open_pair(model, path, **about)
         config = pair.draft.config
@@ -338,7 +338,7 @@ def _measure_group(output, work, bench, made, kind, lanes, tell):
     draft = None if kind is None else work.drafts[kind][0]
     arguments = dict(work.arguments)
     if draft is None:
-        for name in ("draft_window", "draft_sink"):
+        for name in DRAFT_SETTINGS:
             arguments.pop(name, None)
     engine = open_engine(output, work.model, {**arguments, "draft": draft})
     group = Group(engine, kind or "none", lanes)

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import click
 
+from cudflash import defaults
 from cudflash.cli.common import DraftPath, file_name, options
 from cudflash.errors import UsageError
+
+DRAFT_SETTINGS = ("draft_window", "draft_sink", "draft_activations")  # of a draft's file
 
 identity_option = click.option(
     "--identity",
@@ -41,6 +44,12 @@ draft_options = options(
         type=int,
         metavar="N",
         help="First rows that stay in a sliding draft's context. Default: 64.",
+    ),
+    click.option(
+        "--draft-activations",
+        metavar="TYPE",
+        help="Precision of the draft's products: int8, or int8x2 (finer). "
+        f"Default: {defaults.DRAFT_ACTIVATIONS}.",
     ),
     click.option(
         "--draft-short-block",
@@ -106,6 +115,7 @@ def take_draft(params):
     wanted = {
         "draft_window": params.pop("draft_window"),
         "draft_sink": params.pop("draft_sink"),
+        "draft_activations": params.pop("draft_activations"),
         "identity": params.pop("identity"),
     }
     found = {name: value for name, value in wanted.items() if value is not None}
@@ -127,7 +137,7 @@ def _take_drafter(drafter, found):
         )
     for name, option in (
         ("draft_window", "--draft-window"), ("draft_sink", "--draft-sink"),
-        ("draft_full_block", "--draft-short-block"),
+        ("draft_activations", "--draft-activations"), ("draft_full_block", "--draft-short-block"),
     ):  # fmt: skip
         if name in found:
             raise UsageError(
@@ -200,7 +210,7 @@ def draft_phrase(engine, explanation):
     return (
         f"draft {file_name(engine.draft.path)} ({config.kind}, sha256 {engine.draft.digest()[:12]}, "
         f"{window} ({config.window_source}){sink}, taps {list(config.taps)}, block "
-        f"{config.block_size}): {explanation}"
+        f"{config.block_size}, activations {engine.draft.work.activations}): {explanation}"
     )
 
 
@@ -295,14 +305,16 @@ def _economy_phrase(stats):
 
 
 def check_pair(identity, model, *, draft=None, n_ctx=None, activations=None, draft_window=None,
-               draft_sink=None):  # fmt: skip
+               draft_sink=None, draft_activations=None):  # fmt: skip
     """Refuse a pair that is not the one of an identity file, for commands that load nothing."""
-    from cudflash import defaults
     from cudflash.identity import require_identity
     from cudflash.pair import open_pair
     from cudflash.plan import choose_context
 
-    pair = open_pair(model, draft, draft_window=draft_window, draft_sink=draft_sink)
+    pair = open_pair(
+        model, draft, draft_window=draft_window, draft_sink=draft_sink,
+        draft_activations=draft_activations,
+    )  # fmt: skip
     longest = pair.target.config.context_length
     n_ctx = longest if n_ctx == 0 else choose_context(n_ctx, longest)
     require_identity(identity, pair, n_ctx, activations or defaults.ACTIVATIONS)

@@ -24,13 +24,14 @@ from cudflash.errors import UsageError
 )
 @click.option("--draft-window", type=int, metavar="N", help="As for generate.")
 @click.option("--draft-sink", type=int, metavar="N", help="As for generate.")
+@click.option("--draft-activations", metavar="TYPE", help="As for generate.")
 @click.option("--activations", metavar="TYPE", help="As for generate.")
 @cache_options
 @json_option
 @output_flags
 @click.pass_context
-def command(ctx, target, draft, out, draft_window, draft_sink, activations, n_ctx, kv_type,
-            as_json):  # fmt: skip
+def command(ctx, target, draft, out, draft_window, draft_sink, draft_activations, activations,
+            n_ctx, kv_type, as_json):  # fmt: skip
     """Stamp a model and its draft: digests, taps, block, context geometry, numerics.
 
     With --identity FILE, generate, chat, verify, plan and inspect refuse any other pair. Both files
@@ -48,8 +49,9 @@ def command(ctx, target, draft, out, draft_window, draft_sink, activations, n_ct
     if arguments["draft"] is None:
         raise UsageError(f"{target}: an identity needs a draft; {explanation}")
     pair = open_pair(
-        target, arguments["draft"], draft_window=draft_window, draft_sink=draft_sink
-    )
+        target, arguments["draft"], draft_window=draft_window, draft_sink=draft_sink,
+        draft_activations=draft_activations,
+    )  # fmt: skip
     n_ctx = choose_context(n_ctx or None, pair.target.config.context_length)
     activations = defaults.ACTIVATIONS if activations is None else activations
     identity = pair_identity(

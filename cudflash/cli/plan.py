@@ -15,7 +15,12 @@ from cudflash.cli.common import (
     output_of,
     output_options,
 )
-from cudflash.cli.draft_options import check_pair, find_draft, identity_option
+from cudflash.cli.draft_options import (
+    DRAFT_SETTINGS,
+    check_pair,
+    find_draft,
+    identity_option,
+)
 from cudflash.cli.output import human_bytes
 from cudflash.errors import OutOfMemoryError, UsageError
 
@@ -47,6 +52,7 @@ _KINDS = (
 @click.option("--no-draft", is_flag=True, help="Count no draft.")
 @click.option("--draft-window", type=int, metavar="N", help="As for generate.")
 @click.option("--draft-sink", type=int, metavar="N", help="As for generate.")
+@click.option("--draft-activations", metavar="TYPE", help="As for generate.")
 @identity_option
 @click.option(
     "--activations", metavar="TYPE", help="Precision of activations, as for generate: int8, int8x2."
@@ -73,7 +79,7 @@ def command(ctx, words, model, n_ctx, memory, as_json, draft, no_draft, identity
     given = {name: value for name, value in settings.items() if value is not None}
     given, explanation = find_draft(model, {**given, **_draft(draft, no_draft)})
     if identity is not None:
-        names = ("draft", "draft_window", "draft_sink", "activations")
+        names = ("draft", *DRAFT_SETTINGS, "activations")
         check_pair(identity, model, n_ctx=n_ctx,
                    **{name: given[name] for name in names if name in given})  # fmt: skip
     planner = Planner(model, given)

@@ -125,6 +125,8 @@ class InBox:
         all_of_it = allocator.empty("io", (filled + (block - 1) * top_k,), np.int32)
         self._buffer = all_of_it[:filled]
         self._host = np.zeros(filled, np.int32)
+        self._top_k = top_k
+        self._templates = {}  # number of rows -> (values at length 0, what a longer context adds)
         self.ids, self.positions = all_of_it[:block], all_of_it[block : 2 * block]
         self.n_sink = all_of_it[2 * block : 2 * block + 1]
         start = 2 * block + 1
@@ -139,15 +141,31 @@ class InBox:
     def fill(self, context, anchor, mask, n_rows):
         """Write the block [anchor, mask, ...] of ``n_rows`` rows at the end of the context."""
         host, block = self._host, self._block
-        host[0], host[1:block] = anchor, mask
-        host[block : 2 * block] = np.arange(context.length, context.length + block)
-        host[2 * block] = context.n_pinned
+        template = self._templates.get(n_rows)
+        if template is None:
+            template = self._templates[n_rows] = self._template(context, mask, n_rows)
+        at_start, slope = template
+        np.multiply(slope, context.length, out=host)
+        np.add(host, at_start, out=host)
+        np.maximum(host, 0, out=host)  # a window reaches no further back than position 0
+        host[0], host[2 * block] = anchor, context.n_pinned
+        if self._top_k:
+            host[-self._top_k :] = anchor
+        self._ops.copy_in(self._buffer, host)
+
+    def _template(self, context, mask, n_rows):
+        """What ``fill`` makes values of: all of them are linear in the length, 0 at the least."""
+        block = self._block
+        at_start, slope = np.zeros((2, len(self._host)), np.int32)
+        at_start[1:block] = mask
+        at_start[block : 2 * block], slope[block : 2 * block] = np.arange(block), 1
         at = 2 * block + 1
         for window, causal in self.kinds:
-            host[at : at + 2 * n_rows] = context.spans(window, causal, n_rows).reshape(-1)
+            first, per_position = context.span_terms(window, causal, n_rows)
+            at_start[at : at + 2 * n_rows] = first.reshape(-1)
+            slope[at : at + 2 * n_rows] = per_position.reshape(-1)
             at += 2 * block
-        host[at:] = anchor
-        self._ops.copy_in(self._buffer, host)
+        return at_start, slope
 
 
 class OutBox:
@@ -164,18 +182,16 @@ class OutBox:
     """
 
     def __init__(self, allocator, ops, config):
-        self._ops, block = ops, config.block_size
+        block = config.block_size
+        self._ops, self._block, self._scored = ops, block, config.kind == "dflash2"
         edges = list(accumulate([0, 2, block, block - 1, block - 1, block - 1]))
-        self._places = [slice(a, b) for a, b in pairwise(edges)]
         self._buffer = allocator.empty("io", (edges[-1],), np.int32)
-        parts = self._split(self._buffer)
-        self.finite = parts[0][:1], parts[0][1:]
-        self.ids, self.index, self.scores, self.confidence = parts[1:]
+        self.finite = self._buffer[:1], self._buffer[1:2]
+        self.ids, self.index, scores, confidence = (
+            self._buffer[a:b] for a, b in pairwise(edges[1:])
+        )
+        self.scores, self.confidence = scores.view(np.float32), confidence.view(np.float32)
         ops.copy_in(self._buffer, np.ones(self._buffer.shape, np.int32))
-
-    def _split(self, flat):
-        parts = [flat[place] for place in self._places]
-        return *parts[:3], *(part.view(np.float32) for part in parts[3:])
 
     @property
     def source(self):
@@ -183,12 +199,26 @@ class OutBox:
         return DraftSource(self.ids[1:], self._buffer)
 
     def read(self):
-        """Host copies: (finite flags (2,), ids, index, scores, confidence)."""
+        """Copy the box: see ``parts``."""
         return self.parts(self._ops.download(self._buffer))
 
     def parts(self, words):
-        """As ``read``, of words that begin with a host copy of the box."""
-        return self._split(words)
+        """What words say that begin with a host copy of the box.
+
+        Returns
+        -------
+        finite : bool
+            Of the logits and of the lattice.
+        ids : list of int
+        scores, confidence : list of float
+            Empty where the draft has none.
+        """
+        block, scores, confidence = self._block, [], []
+        whole = words[: 2 + block].tolist()
+        if self._scored:
+            floats = words[1 + 2 * block : 4 * block - 1].view(np.float32).tolist()
+            scores, confidence = floats[: block - 1], floats[block - 1 :]
+        return bool(whole[0] and whole[1]), whole[2:], scores, confidence
 
 
 def draft_memory(ops, draft, target, n_ctx, activations):

@@ -267,12 +267,25 @@ class DraftContext:
         ndarray of shape (n_rows, 2), int32
             Pinned rows, which are seen as well, are not excluded.
         """
-        spans = np.zeros((n_rows, 2), np.int32)
-        positions = np.arange(self.length, self.length + n_rows)
-        if window is not None:
-            np.maximum(positions - (window - 1), 0, out=spans[:, 0], casting="unsafe")
-        spans[:, 1] = positions + 1 if causal else self.length + n_rows
-        return spans
+        first, per_position = self.span_terms(window, causal, n_rows)
+        return np.maximum(first + self.length * per_position, 0).astype(np.int32)
+
+    @staticmethod
+    def span_terms(window, causal, n_rows):
+        """Terms of ``spans``: [lo, hi) = max(0, first + length * per_position).
+
+        Returns
+        -------
+        first, per_position : ndarray of shape (n_rows, 2), int32
+        """
+        row = np.arange(n_rows)
+        first, per_position = np.zeros((n_rows, 2), np.int32), np.ones((n_rows, 2), np.int32)
+        if window is None:
+            per_position[:, 0] = 0
+        else:
+            first[:, 0] = row - (window - 1)
+        first[:, 1] = row + 1 if causal else n_rows
+        return first, per_position
 
     @property
     def n_pinned(self):

@@ -74,7 +74,8 @@ class DraftRunner:
         self._outbox = OutBox(self.allocator, ops, model.config)
         self.source = self._outbox.source
         self._positions = self.allocator.empty("io", (3, CONTEXT_ROWS), np.int32)
-        self._host = np.full((3, CONTEXT_ROWS), -1, np.int32)
+        self._host = np.empty((3, CONTEXT_ROWS), np.int32)
+        self._rows = np.arange(CONTEXT_ROWS, dtype=np.int32)
         self._graphs = OrderedDict()
         self._start = None  # length before the observed rows
         self._asked = 0  # draft rows of the last block
@@ -169,13 +170,15 @@ class DraftRunner:
     def _write_rows(self, flat):
         n, width = flat.shape
         first = self.context.begin(n)
-        position = np.arange(first, first + n, dtype=np.int32)
-        pinned = position < self.context.sink
-        self._host[0, :n] = position
-        self._host[1, :n] = np.where(pinned, -1, position)
-        self._host[2, :n] = np.where(pinned, position, -1)
+        every, ring, sink = self._host
+        np.add(self._rows, first, out=every)
+        ring[:] = every
+        sink[:] = -1
+        n_pinned = min(max(self.context.sink - first, 0), n)
+        if n_pinned:
+            ring[:n_pinned], sink[:n_pinned] = -1, every[:n_pinned]
         self._ops.copy_in(self._positions, self._host)
-        self._ops.copy(self._work.view("taps", n, width), flat)
+        self._ops.move(self._work.view("taps", n, width), flat)
         self._graph(("context", n)).launch()
 
     # -- blocks ---------------------------------------------------------------------------------
@@ -236,18 +239,19 @@ class DraftRunner:
         return self._outcome(self._outbox.parts(words))
 
     def _outcome(self, parts):
-        finite, ids, _, scores, confidence = parts
+        finite, ids, scores, confidence = parts
         n_tokens = self._asked
-        if not finite.all():
+        if not finite:
             raise NumericsError(
                 f"the draft's logits or scores at position {self.length} are not finite, expected "
                 "numbers; decode without the draft"
             )
-        tokens = tuple(ids[1 : n_tokens + 1].tolist())
+        tokens = tuple(ids[1 : n_tokens + 1])
         if self.config.kind != "dflash2":
-            return DraftOutcome(tokens, None, None, int(ids[0]))
-        scores, confidence = (tuple(a[:n_tokens].tolist()) for a in (scores, confidence))
-        return DraftOutcome(tokens, scores, confidence, int(ids[0]))
+            return DraftOutcome(tokens, None, None, ids[0])
+        return DraftOutcome(
+            tokens, tuple(scores[:n_tokens]), tuple(confidence[:n_tokens]), ids[0]
+        )  # fmt: skip
 
     def time_block(self, anchor, n_tokens, block):
         """Do what ``propose`` does and propose nothing, for measurements: rows may be missing."""

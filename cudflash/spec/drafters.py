@@ -10,7 +10,8 @@ The life of a drafter in one answer::
     observe(chunk, taps); commit(n)       every chunk of the prompt
     each round:
         propose(anchor, n, context)       only when the round may draft
-        observe(block, taps)              the rows that the target has evaluated, anchor first
+        observe(rows, taps)               rows of the block that the target has evaluated, anchor
+                                          first: at least all that may be kept
         commit(n) or rollback()           the first n of them became part of the answer
 
 Every round observes, those without drafts included, so ``length`` equals the committed rows of the

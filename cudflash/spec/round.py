@@ -11,8 +11,8 @@ One round, by the caller::
     block = state.plan_block(room, tokens)   # asks the drafter
     ...evaluate block.tokens on the target, one row of logits each, taps captured...
     block = state.learn(words)               # only where the drafts were left on the device
-    state.observe(taps)                      # also without drafts: no holes in the draft's context
     decision = state.decide(rows)            # tokens to emit
+    state.observe(taps)                      # also without drafts: no holes in the draft's context
     ...emit; the answer may end after the first ``kept`` of them...
     transaction.commit(kept)                 # the anchor's row and those of all kept but the last
     state.settle(kept)
@@ -34,7 +34,17 @@ from cudflash.spec.proposals import NOTHING, DraftSampler, Proposal
 from cudflash.spec.stats import PlainRun, RoundRecord, SpecStats
 from cudflash.spec.verify_length import check_verify_length, cut_after_stop, draft_budget
 
+_FEWEST_SHOWN = 4  # rows of one pass; fewer cost the same
+
 _IDLE, _PLANNED, _DECIDED = "idle", "planned", "decided"
+
+
+def _shown(n_decided, n_evaluated):
+    """Rows shown to a drafter: what may be kept, filled up to few sizes, since each is recorded."""
+    n = _FEWEST_SHOWN
+    while n < n_decided:
+        n *= 2
+    return min(n, n_evaluated)
 
 
 @dataclass(frozen=True)
@@ -217,7 +227,7 @@ class RoundState:
         return self._planned(NOTHING, "retry")
 
     def observe(self, taps=None, feed=True):
-        """Hand the evaluated rows of the block to the drafter.
+        """Hand evaluated rows of the block to the drafter: those that may be kept.
 
         Parameters
         ----------
@@ -225,14 +235,14 @@ class RoundState:
         feed : bool
             False keeps them back: the caller will hand them over before the next draft.
         """
-        self._expect(_PLANNED)
+        self._expect(_DECIDED)
+        if not feed:
+            return
         started = self._clock()
-        self._verify_s = started - self._mark
-        if feed:
-            self._drafter.observe(self._block.tokens, taps)
-        self._mark = self._clock()
+        n = _shown(len(self._decision.tokens), len(self._block.tokens))
+        self._drafter.observe(self._block.tokens[:n], None if taps is None else taps[:n])
         # Projecting taps is the drafter's work, whether or not it has proposed.
-        self._draft_s += self._mark - started
+        self._draft_s += self._clock() - started
         self._note_fault()
 
     def decide(self, rows):
@@ -245,7 +255,7 @@ class RoundState:
         """
         self._expect(_PLANNED)
         started = self._clock()
-        self._verify_s += started - self._mark
+        self._verify_s = started - self._mark
         self._decision = decide(
             self.rule, self._block.proposal, rows, self._chain.rng, self._limits.stop_ids
         )

@@ -71,6 +71,7 @@ CHANGES = {
     "numba": lambda m: m["versions"].update(numba="1"),
     "target": lambda m: m["groups"][0]["target"].update(sha256="b" * 64),
     "activations": lambda m: m["groups"][0].update(activations="int8"),
+    "draft activations": lambda m: m["groups"][0]["draft"].update(activations="int8x2"),
     "KV type": lambda m: m["groups"][0].update(kv_type="f32"),
     "context": lambda m: m["groups"][0].update(n_ctx=512),
     "sampling": lambda m: m["settings"].update(sampling={"temperature": 0.7}),

@@ -99,6 +99,7 @@ def test_fields_too_few_or_too_many_are_differences(cli, folder, stamped):
         (("--activations", "int8"), "activations"),
         (("--draft-window", 64), "context_window"),
         (("--draft-sink", 0), "context_sink"),
+        (("--draft-activations", "int8x2"), "draft_activations"),
     ],
 )
 def test_other_settings_are_refused(cli, folder, stamped, args, field):

@@ -19,7 +19,8 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize(
     "args, settings",
     [((), {}), (("--draft-window", 0), {"draft_window": 0}),
-     (("--draft-window", 64, "--draft-sink", 16), {"draft_window": 64, "draft_sink": 16})],
+     (("--draft-window", 64, "--draft-sink", 16), {"draft_window": 64, "draft_sink": 16}),
+     (("--draft-activations", "int8x2"), {"draft_activations": "int8x2"})],
 )  # fmt: skip
 def test_json_is_the_plan_of_the_api(cli, folder, args, settings):
     """A draft that is counted with other settings than it is loaded with, or not at all."""

@@ -67,7 +67,7 @@ class Runtime:
         self.streams, self.events = {}, {}
         self.capturing, self.graphs, self.executables = None, {}, {}
         self.run = None  # how a recorded launch is run; set by the driver's stand-in
-        self.n_copied = 0
+        self.n_copied = 0  # bytes between host and device
 
     # -- devices --------------------------------------------------------------------------------
 
@@ -130,7 +130,8 @@ class Runtime:
         self.calls.note("memcpyAsync")
         self._inside(to if kind == self.memcpyHostToDevice else source, n_bytes)
         ctypes.memmove(to, source, n_bytes)
-        self.n_copied += n_bytes
+        if kind != self.memcpyDeviceToDevice:
+            self.n_copied += n_bytes
 
     def _inside(self, address, n_bytes):
         if self.capturing is not None:

@@ -10,6 +10,7 @@ DRAFT = {
     "taps": {"value": [0, 1], "source": "file", "file_value": [0, 1]},
     "window": {"value": 64, "source": "file", "file_value": 64},
     "sink": {"value": 64, "source": "absent", "file_value": None}, "full_block": True,
+    "activations": "int8",
 }  # fmt: skip
 
 

@@ -197,6 +197,25 @@ def test_attention_ignores_dead_memory_and_other_rows():
     assert np.isnan(found[2]).all()
 
 
+@pytest.mark.parametrize("group", [1, 2, 4])
+def test_keys_that_some_rows_of_a_block_see_touch_no_other(group):
+    """Catches edges of windows that are summed for all rows of a block, times a weight of 0."""
+    heads, window, n_rows = 2 * group, 20, 8
+    case = Case(heads, 2, 64, 256, 256, n_rows=n_rows)
+    alone = [case.run(slice(r, r + 1), window=window) for r in range(n_rows)]
+    first = int(case.positions[0])
+    k, v = case.caches
+    seen = {first - window + 1: [0], first + n_rows - 1: [n_rows - 1]}
+    for position, rows in seen.items():  # the oldest key of the first row, the newest of the last
+        k[:, position // 16, :, position % 16], v[:, position] = np.nan, np.nan
+    found = case.run(window=window)
+    for r in range(n_rows):
+        if any(r in rows for rows in seen.values()):
+            assert np.isnan(found[r]).all()
+        else:
+            assert_same_bits(found[r : r + 1], alone[r])
+
+
 def test_attention_fails_closed_on_bad_positions():
     """Catches a read outside the cache: a row without a sound set of keys is NaN."""
     case = Case(4, 2, 64, 256, 256, n_rows=3)

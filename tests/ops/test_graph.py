@@ -236,7 +236,7 @@ def test_workers_are_kept_off_the_core_of_their_caller(monkeypatch):
         for core in [*sorted(allowed)[:2], -1]:
             monkeypatch.setattr(runtime, "_current_core", lambda core=core: core)
             before = os.sched_getaffinity(worker)
-            assert pool.run(np.zeros((0, 4), np.int64))
+            assert pool.run(program=0, n_records=0)
             expected = allowed - {core} if core in allowed else before
             assert os.sched_getaffinity(worker) == expected
     finally:
@@ -254,6 +254,6 @@ def test_a_system_that_moves_no_threads_runs_programs_all_the_same(monkeypatch):
     monkeypatch.setattr(runtime, "_current_core", lambda: 1)
     pool = runtime.ThreadPool(2)
     try:
-        assert pool.run(np.zeros((0, 4), np.int64))
+        assert pool.run(program=0, n_records=0)
     finally:
         pool.close()

@@ -38,6 +38,38 @@ def attention():
                   positions, 0, 0.125, 0.0)
 
 
+def span_attention(n_rows=32):
+    cache_k, cache_v = ops.kv_cache(2, 64, 2 * ops.CHUNK, "f32")
+    positions = np.arange(100, 100 + n_rows, dtype=np.int32)
+    k, v = floats(n_rows, 2, 64, seed=1), floats(n_rows, 2, 64, seed=2)
+    ops.kv_write(cache_k, cache_v, k, v, positions)
+    ranges = np.stack([np.maximum(positions - 19, 100), positions + 1], 1).astype(np.int32)
+    ops.attention_span(floats(n_rows, HEADS, 64), floats(n_rows, HEADS, 64, seed=4), cache_k,
+                       cache_v, None, None, ranges, None, 0.125, 0.0)
+
+
+def chunked_attention():
+    cache_k, cache_v = ops.kv_cache(2, 64, ops.CHUNK, "f16")
+    positions = np.arange(16, dtype=np.int32)
+    k, v = floats(16, 2, 64, seed=1), floats(16, 2, 64, seed=2)
+    ops.kv_write(cache_k, cache_v, k, v, positions)
+    ops.attention(floats(16, HEADS, 64), floats(16, HEADS, 64, seed=4), cache_k, cache_v,
+                  positions, 0, 0.125, 0.0)
+
+
+def product(weights, layout, activations, n_rows=32):
+    def call():
+        w = ops.pack(random_rows(weights, 48, WIDTH), weights, WIDTH)
+        x = floats(n_rows, WIDTH)
+        if layout != "f32":
+            xq = ops.quantized_rows(n_rows, WIDTH, layout, activations)
+            ops.quantize_rows(xq, x)
+            x = xq
+        ops.matmul(floats(n_rows, 48, seed=9), x, w)
+
+    return call
+
+
 def embed():
     table = ops.embedding_table(random_rows("Q4_K", 16, WIDTH), "Q4_K", WIDTH)
     ops.embed_rows(floats(ROWS, WIDTH), table, np.arange(ROWS, dtype=np.int32), 1.0)
@@ -68,6 +100,11 @@ CALLS = {
     "quantize q256 int8x2": quantised("q256", "int8x2"),
     "quantize q32 int8": quantised("q32", "int8"),
     "quantize q32 int8x2": quantised("q32", "int8x2"),
+    "attention_span": span_attention,
+    "matmul Q4_K int8": product("Q4_K", "q256", "int8"),
+    "matmul Q6_K int8x2": product("Q6_K", "q256", "int8x2"),
+    "matmul Q8_0 int8x2": product("Q8_0", "q32", "int8x2"),
+    "matmul F32": product("F32", "f32", None),
 }  # fmt: skip
 
 
@@ -91,10 +128,25 @@ def test_a_thread_touches_its_part_of_the_rows_alone(name, n_threads):
     with ops.capture() as graph:
         CALLS[name]()
     *first, op = graph._ops
+    check_share(first, op, n_threads, in_place=name == "rope")
+
+
+@pytest.mark.parametrize("n_threads", [1, 2, 4])
+def test_a_thread_attends_for_its_part_of_the_rows_alone(n_threads):
+    """As above, for the first of two launches."""
+    with ops.capture() as graph:
+        chunked_attention()
+    *first, chunks, merge = graph._ops
+    assert chunks.kernel.name.startswith("attention_chunks")
+    check_share(first, chunks, n_threads)
+    check_share([*first, chunks], merge, n_threads)
+
+
+def check_share(first, op, n_threads, in_place=False):
+    """What a thread of so many writes, and that it reads nothing of other threads' rows."""
     runtime.Graph(first).launch()
     written = [span for span in op.writes if span[2]]
-    assert op.rows % ROWS == 0 and written == list(op.writes)
-    in_place = name == "rope"
+    assert op.rows and op.rows % 4 == 0 and written == list(op.writes)
     inputs = written if in_place else [span for span in op.reads if span[2]]
     given = [np.array(memory(span)) for span in inputs]
     for span in () if in_place else written:
@@ -172,6 +224,17 @@ def test_rows_that_stay_with_their_thread_need_no_barrier():
     with ops.capture() as graph:
         ops.add(x, x, x)
         ops.dynamic_conv(y, x, dyn, base, 0, 32)
+    assert graph.n_barriers == 1
+    w = ops.pack(random_rows("Q4_K", 256, 256), "Q4_K", 256)
+    with ops.capture() as graph:
+        ops.quantize_rows(xq, y)
+        ops.matmul(y, xq, w)
+        ops.add(x, x, y)
+    assert graph.n_barriers == 0
+    wide = ops.pack(random_rows("Q4_K", 4096, 256), "Q4_K", 256)  # too large to be read twice
+    with ops.capture() as graph:
+        ops.quantize_rows(xq, y)
+        ops.matmul(floats(8, 4096), xq, wide)
     assert graph.n_barriers == 1
     with ops.capture() as graph:  # an odd number of rows is cut within a row
         ops.add(x[:7], x[:7], x[:7])

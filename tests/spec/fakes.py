@@ -152,8 +152,8 @@ def _round(state, transaction, target, tokens, end, break_round):
     rows = target.step(block.tokens)
     if break_round:
         break_round(index, "step")
-    state.observe(None)
     decision = state.decide(LogitRows(state._chain, rows))
+    state.observe(None)
     if break_round:
         break_round(index, "decided")
     kept = 0

@@ -38,7 +38,7 @@ DRAFT = {
         "style": "split_half", "n_dims": 64, "freq_base": 1e6, "freq_scale": 1.0, "yarn": None,
         "attn_factor": 1.0,
     },
-    "full_block": True,
+    "full_block": True, "activations": "int8",
 }  # fmt: skip
 
 

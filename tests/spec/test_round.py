@@ -206,6 +206,34 @@ def test_the_round_that_ends_an_answer_is_not_judged():
         assert answer.state.stats.rounds == 2 and len(answer.state.gate.history) == 1
 
 
+def test_a_drafter_is_shown_what_may_be_kept_in_few_sizes():
+    """Catches rows that are kept and were not shown, and passes over rows that nobody keeps."""
+    sizes = []
+
+    class Noting(Oracle):
+        def observe(self, tokens, taps=None):
+            sizes.append(len(tokens))
+            super().observe(tokens, taps)
+
+        def commit(self, n):
+            assert n <= sizes[-1], "kept rows were not shown"
+            super().commit(n)
+
+        def propose(self, anchor, n, context):
+            right = super().propose(anchor, n, context).tokens
+            good = len(sizes) % (n + 1)
+            return Proposal((*right[:good], *(N_VOCAB - 1 - t for t in right[good:])), POINT_MASS)
+
+    expected = long_answer("greedy")
+    answer = drafted(GREEDY, 150, Noting(expected), verify_length=15)
+    accepted = {record.accepted for record in answer.state.stats.records}
+    assert {0, 3, 4, 7, 8, 15} <= accepted and tuple(answer.tokens) == expected[:150]
+    records = answer.state.stats.records
+    for size, record in zip(sizes[1:], records):
+        rows = 1 + len(record.drafted)
+        assert size == next(min(n, rows) for n in (4, 8, 16) if min(n, rows) >= len(record.decided))
+
+
 @pytest.mark.parametrize("step", ["step", "decided"])
 @pytest.mark.parametrize("accept", ["match", "ratio"])
 @pytest.mark.parametrize("name", ["cycle", "sampled"])
@@ -271,8 +299,8 @@ def test_rows_that_are_not_finite_fall_back_to_a_plain_round():
     block = state.plain_block()
     rows = target.step(block.tokens)
     assert block.tokens == (1,) and block.n_drafts == 0
-    state.observe()
     decision = state.decide(LogitRows(chain, rows))
+    state.observe()
     transaction.commit(1)
     assert state.settle(1).skipped == "retry" and decision.end == PLAIN
     assert guard.drafter.length == len(target.tokens) == len(PROMPT) + 1

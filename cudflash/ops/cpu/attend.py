@@ -150,7 +150,8 @@ def attention(out, q, cache_k, cache_v, positions, window, scale, softcap):
         raise UsageError(f"attention: window {window} and softcap {softcap} must not be negative")
     if m == 0:
         return
-    pairs = m * (n_heads // n_kv_heads)
+    group = n_heads // n_kv_heads
+    pairs = m * group
     block = _block_size(pairs)
     kv = _kv_name(cache_k)
     shape = f"{kv}_d{d}_b{block}"
@@ -164,12 +165,18 @@ def attention(out, q, cache_k, cache_v, positions, window, scale, softcap):
         submit(_kernel("attention_blocks", shape, kv, d, block), [*values, 0, 0], reads=reads,
                writes=[extent(out)])
         return
-    workspace = _get_workspace(n_floats)
-    submit(_kernel("attention_chunks", shape, kv, d, block), [*values, workspace, slots],
-           reads=reads, writes=[workspace])
+    workspace = _get_workspace(n_floats)[:n_floats]
+    shares = row_shares(m, group, block)
+    submit(_kernel("attention_chunks", shape, kv, d, block), [*values, workspace, slots, shares],
+           reads=reads, writes=[workspace], rows=shares, by_rows=[q, workspace])
     submit(_kernel("attention_merge", f"d{d}", kv, d, block), [*values, workspace, slots],
            reads=[workspace, positions], writes=[extent(out)], touched=4 * n_floats,
-           rows=m * n_heads, by_rows=[out])
+           rows=m * n_heads, by_rows=[workspace, out])
+
+
+def row_shares(m, group, block):
+    """Parts of whole rows that blocks of (row, head) pairs can be shared out by; 0 if they cannot."""
+    return m * group // block if block % group == 0 and m * group % block == 0 else 0
 
 
 def _block_size(pairs):

@@ -69,12 +69,14 @@ def build_kv_write(kv):
     return kv_write
 
 
-def outer(rows, vectors, half, from_zero):
+def outer(rows, vectors, half, from_zero, within=False):
     """Intrinsic: ``acc[r][c] = fma(w[i][c], x[r][i], acc[r][c])`` for i = 0 .. n - 1 in order.
 
     Arguments: n, x, x_stride (bytes between rows of x), w, w_step (bytes from i to i + 1),
     w_stride (bytes between the vectors c), acc, acc_stride. ``half``: w is float16.
-    ``from_zero``: start from zeros instead of what ``acc`` holds.
+    ``from_zero``: start from zeros instead of what ``acc`` holds. ``within``: two more arguments,
+    ranges and first; row r takes those i alone of which first + i lies in [lo, hi), int64 each at
+    ranges + 16 r.
     """
     raw = ir.VectorType(S.I16, 16) if half else S.V16F
     i64 = types.int64
@@ -83,7 +85,13 @@ def outer(rows, vectors, half, from_zero):
     def widen(b, v):
         return b.fpext(b.bitcast(v, ir.VectorType(ir.HalfType(), 16)), S.V16F) if half else v
 
-    def emit(b, n, x, x_stride, w, w_step, w_stride, acc, acc_stride):
+    def edges(b, ranges):
+        """lo and hi of every row."""
+        return [[S.load(b, S.offset(b, ranges, 16 * r + 8 * side), S.I64) for side in (0, 1)]
+                for r in range(rows)]
+
+    def emit(b, n, x, x_stride, w, w_step, w_stride, acc, acc_stride, ranges=None, first=None):
+        bounds = edges(b, ranges) if within else None
         tiles = [(r, c) for r in range(rows) for c in range(vectors)]
         at = {(r, c): S.offset(b, b.add(acc, b.mul(acc_stride, ir.Constant(S.I64, r))), 64 * c)
               for r, c in tiles}
@@ -109,9 +117,14 @@ def outer(rows, vectors, half, from_zero):
         at_x = b.shl(i, ir.Constant(S.I64, 2))
         for r in range(rows):
             value = S.splat(b, S.load(b, b.add(x_rows[r], at_x), S.F32))
+            if within:
+                key = b.add(first, i)
+                taken = b.and_(b.icmp_signed(">=", key, bounds[r][0]),
+                               b.icmp_signed("<", key, bounds[r][1]))
             for c in range(vectors):
                 phi = sums[r * vectors + c]
-                phi.add_incoming(S.vector_fma(b, w_vectors[c], value, phi), body)
+                total = S.vector_fma(b, w_vectors[c], value, phi)
+                phi.add_incoming(b.select(taken, total, phi) if within else total, body)
         i.add_incoming(b.add(i, ir.Constant(S.I64, 1)), body)
         w_now.add_incoming(b.add(w_now, w_step), body)
         b.branch(head)
@@ -119,7 +132,7 @@ def outer(rows, vectors, half, from_zero):
         for t, phi in zip(tiles, sums):
             S.store(b, phi, at[t])
 
-    return S._define("outer", types.none(*[i64] * 8), emit)
+    return S._define("outer", types.none(*[i64] * (10 if within else 8)), emit)
 
 
 def _chunk_function(kv, d, block):
@@ -133,8 +146,9 @@ def _chunk_function(kv, d, block):
     c_k = most
     c_v = next(c for c in (most, 4, 2, 1) if c <= most and d // 16 % c == 0)
     scores_of = outer(block, c_k, half, True)
+    scores_of_16 = outer(block, 1, half, True)
     sums_of = outer(block, c_v, half, False)
-    sums_of_one = outer(1, c_v, half, False)
+    sums_within = outer(block, c_v, half, False, within=True)
     minus_inf = f32(-np.inf)
 
     @njit(inline="always")
@@ -179,11 +193,16 @@ def _chunk_function(kv, d, block):
         if last == 0:
             return
         if common >= end:
-            common, end = CHUNK, CHUNK
+            common, end = last, last
         group = 16 * c_k
-        for g in range(first // group * group, last, group):
-            scores_of(d, q, 4 * d, k + size * d * g, 16 * size, 16 * size * d,
-                      scores + 4 * g, 4 * CHUNK)
+        start = 16 if c_k <= 2 else group  # with two vectors no group reaches past the chunk
+        for g in range(first // start * start, last, group):
+            if last - g <= 16:
+                scores_of_16(d, q, 4 * d, k + size * d * g, 16 * size, 16 * size * d,
+                             scores + 4 * g, 4 * CHUNK)
+            else:
+                scores_of(d, q, 4 * d, k + size * d * g, 16 * size, 16 * size * d,
+                          scores + 4 * g, 4 * CHUNK)
         for r in range(block):
             lo, hi = S.peek_i64(ranges + 16 * r), S.peek_i64(ranges + 16 * r + 8)
             if lo < hi:
@@ -195,19 +214,14 @@ def _chunk_function(kv, d, block):
         row = size * d
         for e in range(0, d, 16 * c_v):
             column, sums = v + size * e, acc + 4 * e
-            for part in range(3):
-                if part == 1:
-                    sums_of(end - common, scores + 4 * common, 4 * CHUNK,
-                            column + row * common, row, 16 * size, sums, 4 * d)
-                else:
-                    for r in range(block):
-                        lo, hi = S.peek_i64(ranges + 16 * r), S.peek_i64(ranges + 16 * r + 8)
-                        if part == 0:
-                            hi = min(hi, common)
-                        else:
-                            lo = max(lo, end)
-                        sums_of_one(hi - lo, scores + 4 * (CHUNK * r + lo), 0,
-                                    column + row * lo, row, 16 * size, sums + 4 * d * r, 0)
+            if first < common:
+                sums_within(common - first, scores + 4 * first, 4 * CHUNK, column + row * first,
+                            row, 16 * size, sums, 4 * d, ranges, first)
+            sums_of(end - common, scores + 4 * common, 4 * CHUNK, column + row * common, row,
+                    16 * size, sums, 4 * d)
+            if end < last:
+                sums_within(last - end, scores + 4 * end, 4 * CHUNK, column + row * end, row,
+                            16 * size, sums, 4 * d, ranges, end)
 
     return chunk
 
@@ -402,6 +416,7 @@ def build_chunks(kv, d, block):
         capacity, window = S.peek_i64(args + 80), S.peek_i64(args + 88)
         scale, cap = f32(S.peek_f64(args + 96)), f32(S.peek_f64(args + 104))
         workspace, slots = S.peek_i64(args + 112), S.peek_i64(args + 120)
+        row_shares = S.peek_i64(args + 128)
         group = n_heads // n_kv
         n_blocks = (m * group + block - 1) // block
         first, last = np.int64(1) << 40, np.int64(0)
@@ -410,13 +425,17 @@ def build_chunks(kv, d, block):
             if lo < hi:
                 first, last = min(first, lo // CHUNK), max(last, (hi - 1) // CHUNK + 1)
         n_chunks = max(last - first, np.int64(0))
-        items = n_kv * n_blocks * n_chunks
+        own, base, part, parts = n_blocks, np.int64(0), tid, n_threads
+        if row_shares > 0 and row_shares % n_threads == 0:  # as ``runtime._Op.placed`` decides
+            own, part, parts = n_blocks // n_threads, np.int64(0), np.int64(1)
+            base = own * tid
+        items = n_kv * own * n_chunks
         q, acc, scores, bounds = tile(), tile2(), score_slot(), small()
         ranges, m_l = bounds + 16 * block, bounds + 32 * block
         loaded = np.int64(-1)
-        for item in range(items * tid // n_threads, items * (tid + 1) // n_threads):
+        for item in range(items * part // parts, items * (part + 1) // parts):
             hb, c = item // n_chunks, first + item % n_chunks
-            h, pair0 = hb // n_blocks, hb % n_blocks * block
+            h, pair0 = hb // own, (base + hb % own) * block
             if hb != loaded:
                 load_block(q0, q_stride, positions, m, group, h, pair0, window, capacity, q, bounds)
                 loaded = hb

@@ -4,7 +4,7 @@ import numpy as np
 
 from cudflash.errors import UsageError
 from cudflash.ops.cpu import jit
-from cudflash.ops.cpu.attend import _block_size, _check_caches
+from cudflash.ops.cpu.attend import _block_size, _check_caches, row_shares
 from cudflash.ops.cpu.rows import check_rows, check_shape, extent, stride
 from cudflash.ops.cpu.runtime import submit
 
@@ -57,7 +57,9 @@ def attention_span(
     sinks, sink_capacity = _check_sink(op, sink_k, sink_v, n_sink, cache_k, (n_kv_heads, d))
     if m == 0:
         return
-    block = _block_size(m * (n_heads // n_kv_heads))
+    group = n_heads // n_kv_heads
+    block = _block_size(m * group)
+    shares = row_shares(m, group, block)
     kv = "f16" if cache_k.dtype == np.float16 else "f32"
 
     def build():
@@ -67,8 +69,9 @@ def attention_span(
 
     submit(jit.register(f"attention_span_{kv}_d{d}_b{block}", build),
            [out, stride(out), q, stride(q), cache_k, cache_v, *(sinks or (0, 0, 0)), ranges,
-            m, n_heads, n_kv_heads, capacity, sink_capacity, float(scale), float(softcap)],
-           reads=[extent(q), cache_k, cache_v, ranges, *sinks], writes=[extent(out)])
+            m, n_heads, n_kv_heads, capacity, sink_capacity, float(scale), float(softcap), shares],
+           reads=[extent(q), cache_k, cache_v, ranges, *sinks], writes=[extent(out)],
+           rows=shares, by_rows=[q, out])
 
 
 def _check_sink(op, sink_k, sink_v, n_sink, cache_k, shape):

@@ -14,7 +14,7 @@ from cudflash.ops.cpu.attend_kernel import (
 
 # Argument block, 8 bytes each: out, out_stride, q, q_stride, cache_k, cache_v, sink_k, sink_v,
 # n_sink (addresses, 0 without a sink), ranges, m, n_heads, n_kv_heads, capacity, sink_capacity,
-# scale, softcap.
+# scale, softcap, row_shares.
 
 
 def _load_block_function(d, block):
@@ -80,6 +80,7 @@ def build_span(kv, d, block):
         m, n_heads, n_kv = S.peek_i64(args + 80), S.peek_i64(args + 88), S.peek_i64(args + 96)
         capacity, sink_capacity = S.peek_i64(args + 104), S.peek_i64(args + 112)
         scale, cap = f32(S.peek_f64(args + 120)), f32(S.peek_f64(args + 128))
+        row_shares = S.peek_i64(args + 136)
         pinned = np.int64(S.peek_i32(n_sink)) if n_sink != 0 else np.int64(0)
         # a sink of another size than stated makes every row NaN: no range fits into -1 slots
         room = capacity
@@ -91,8 +92,12 @@ def build_span(kv, d, block):
         scores, bounds = score_slot(), small()
         ranges, m_l_c, m_l = bounds + 16 * block, bounds + 32 * block, bounds + 40 * block
         sound = bounds + 48 * block
-        for item in range(tid, n_kv * n_blocks, n_threads):
-            h, pair0 = item // n_blocks, item % n_blocks * block
+        own, base, start_at, step = n_blocks, np.int64(0), tid, n_threads
+        if row_shares > 0 and row_shares % n_threads == 0:  # as ``runtime._Op.placed`` decides
+            own, start_at, step = n_blocks // n_threads, np.int64(0), np.int64(1)
+            base = own * tid
+        for item in range(start_at, n_kv * own, step):
+            h, pair0 = item // own, (base + item % own) * block
             first, last = load_block(q0, q_stride, spans, m, group, h, pair0, pinned, room, q,
                                      bounds, sound)
             for i in range(block):

@@ -1,5 +1,7 @@
 """Kernel of ``dynamic_conv``; the order is in ``convolve.dynamic_conv``."""
 
+import numpy as np
+
 from cudflash.ops.cpu import simd as S
 
 
@@ -41,8 +43,12 @@ def build():
         base = base0 + 4 * first * width
         whole = group - group % 16
         units = n_rows * n_groups
-        for i in range(units * tid // n_threads, units * (tid + 1) // n_threads):
-            t, g = i // n_groups, i % n_groups
+        first_unit = units * tid // n_threads
+        t, g = first_unit // n_groups, first_unit % n_groups - 1
+        for _ in range(first_unit, units * (tid + 1) // n_threads):
+            g += 1
+            if g == n_groups:
+                t, g = t + 1, np.int64(0)
             last = min(n_taps, t + 1)
             dyn = dyn0 + t * dyn_stride + 4 * (first * n_groups + g)
             out, x = out0 + t * out_stride, x0 + t * x_stride

@@ -5,6 +5,7 @@ Order of the contract (docs/NUMERICS.md): per super-block exact int32, then one 
 ascending order from zero. Nothing here depends on M, R, the thread count or the instruction set.
 """
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core.datamodel import models
@@ -17,7 +18,7 @@ from cudflash.ops.cpu.formats import FORMATS
 # Argument block of every matmul kernel, in order (int64 each; strides in bytes).
 ARGS = ("out", "out_stride", "m", "n", "w", "tile_stride", "units", "slices",
         "q", "q_stride", "q_plane", "d", "d_stride", "a", "a_stride",
-        "b", "b_stride", "b_plane", "c", "c_stride", "c_plane")
+        "b", "b_stride", "b_plane", "c", "c_stride", "c_plane", "row_shares")
 
 
 class TileType(types.Type):
@@ -274,6 +275,9 @@ def f32_unit(name, rows, planes, isa):
     return _intrinsic(15, tile(tile, *[types.int64] * 14), emit)
 
 
+# Tiles of at most this size are asked for one ahead: a draft's matrices are too short for the
+# processor to notice where they lead.
+_PREFETCHED_BYTES = 8 << 10
 _UNITS = {"q32": q32_unit, "q256": q256_unit, "f32": f32_unit}
 # Bytes that q, a, b and c advance per unit.
 _STEPS = {"q32": (32, 4, 4, 0), "q256": (256, 32, 32, 16), "f32": (4, 0, 0, 0)}
@@ -302,12 +306,21 @@ def build(name, rows, planes, isa):
                                 S.peek_i64(args + 136))
         c, c_stride, c_plane = (S.peek_i64(args + 144), S.peek_i64(args + 152),
                                 S.peek_i64(args + 160))
+        row_shares = S.peek_i64(args + 168)
         tiles = (n + 15) // 16
+        first_tile, last_tile = tiles * tid // n_threads, tiles * (tid + 1) // n_threads
+        first_row, last_row = np.int64(0), m
+        if row_shares > 0 and row_shares % n_threads == 0:  # as ``runtime._Op.placed`` decides
+            first_tile, last_tile = np.int64(0), tiles
+            first_row, last_row = m * tid // n_threads, m * (tid + 1) // n_threads
         scratch = spill()
-        for t in range(tiles * tid // n_threads, tiles * (tid + 1) // n_threads):
+        for t in range(first_tile, last_tile):
             w_tile = w + t * tile_stride
             lanes = min(16, n - 16 * t)
-            for m0 in range(0, m, rows):
+            if rows > 1 and tile_stride <= _PREFETCHED_BYTES:
+                for j in range(0, tile_stride, 64):
+                    S.prefetch(w_tile + tile_stride + j)
+            for m0 in range(first_row, last_row, rows):
                 qr, dr = q + m0 * q_stride, d + m0 * d_stride
                 ar, br, cr = a + m0 * a_stride, b + m0 * b_stride, c + m0 * c_stride
                 total = zero()

@@ -10,6 +10,9 @@ from cudflash.ops.cpu.runtime import capture, empty, span_of, submit
 ACTIVATIONS = ("int8", "int8x2")
 # Rows of the largest register tile; scratch is padded so that a tile may read past the last row.
 ROW_TILE = 8
+# A matrix of at most this size stays in the second cache: threads may take rows of the product
+# and read all of it each, which saves the barriers around it.
+_SHARED_BY_ROWS_BYTES = 128 << 10
 
 
 class PackedMatrix:
@@ -219,29 +222,31 @@ def matmul(out, x, w):
             f"layout {w.layout} does not give an output of ({m}, {n})")
     fmt, tile = w.format, row_tile(w.layout, m)
     units = k // fmt.block
-    slices = n_slices(k)
+    slices = min(n_slices(k), units)  # an empty slice adds nothing, to no bit
     values = [out, out.strides[0], m, n, w.span[0], units * fmt.tile_block_bytes, units, slices]
-    if quantized:
-        values += x.inputs
-        reads, planes = [*x.spans, w.span], x.planes
-    else:
-        values += [x, x.strides[0]] + [0] * 11
-        reads, planes = [x, w.span], 1
+    inputs = x.spans if quantized else [x]
+    values += x.inputs if quantized else [x, x.strides[0]] + [0] * 11
+    planes = x.planes if quantized else 1
+    shares = m // tile if m % tile == 0 and w.data.nbytes <= _SHARED_BY_ROWS_BYTES else 0
+    values.append(shares)
     # every second row takes about as long as the bytes of the matrix
     touched = w.data.nbytes * ((m + 2) // 2) + out.nbytes
-    submit(matmul_kernel(w.type, tile, planes), values, reads=reads, writes=[out], keep=(x, w),
-           touched=touched)
+    submit(matmul_kernel(w.type, tile, planes), values, reads=[*inputs, w.span], writes=[out],
+           keep=(x, w), touched=touched, rows=shares, by_rows=[*inputs, out])
 
 
 def row_tile(layout, m):
     """Activation rows of a register tile for a call of ``m`` rows; never changes a bit.
 
-    Eight rows share the unpacking of 32-element formats, where the registers last for it and the
-    last tile is more than half full; elsewhere four.
+    Eight rows share the unpacking where the last tile is more than half full. Formats of 256
+    elements need AVX-512's registers for it, and take eight rows in two tiles of four: so two
+    threads may share them out.
     """
     if m == 1:
         return 1
-    return 8 if layout == "q32" and (m % 8 > 4 or m % 8 == 0 or m >= 64) else 4
+    full = m % 8 > 4 or m % 8 == 0 or m >= 64
+    wide = layout == "q32" or (layout == "q256" and m > 8 and jit.isa() == "avx512vnni")
+    return 8 if full and wide else 4
 
 
 def matmul_kernel(type_name, rows, planes):

@@ -21,6 +21,8 @@ def build(layout, planes):
     # The largest magnitude: 127, or 127 * 256 so that the high term stays in int8.
     limit = f32(32512.0) if two_terms else f32(127.0)
 
+    slot, high_slot, factor_slot = S.stack(1024), S.stack(1024), S.stack(64)
+
     @njit(inline="always")
     def largest(x, n):
         """Largest magnitude of ``n`` floats, n a multiple of 16; a NaN beats infinity."""
@@ -52,6 +54,31 @@ def build(layout, planes):
             return S.visum(low), S.visum(high)
         S.store_i8(q, codes)
         return S.visum(codes), 0
+
+    @njit(inline="always")
+    def scale_256(x, scratch):
+        """(largest magnitude, exponent and factor 2^-exponent of every 16 values, in pairs)."""
+        if two_terms:
+            return largest(x, 256), S.splat_i32(0), S.splat_f32(f32(1.0))
+        for i in range(16):
+            S.store_i32(scratch + 64 * i, S.vbits_f32(S.vabs(S.load_f32(x + 64 * i))))
+        parts = S.vifold_max(scratch)
+        parts = S.vimax(parts, S.viswap(parts))
+        top = S.f32_bits(S.vimax_all(parts))
+        part, zero, one = S.vf32_bits(parts), S.splat_i32(0), S.splat_i32(1)
+        exponents = S.vipick_gt(part, S.splat_f32(top * f32(0.5)), one, zero)
+        exponents = S.viadd(exponents, S.vipick_gt(part, S.splat_f32(top * f32(0.25)), one, zero))
+        exponents = S.viadd(exponents, S.vipick_gt(part, S.splat_f32(top * f32(0.125)), one, zero))
+        # 2^-e by its bits
+        steps = S.vf32_bits(S.vishl(S.visub(S.splat_i32(127), exponents), S.splat_i32(23)))
+        return top, exponents, steps
+
+    @njit(inline="always")
+    def put_sums(b, c, codes, exponents):
+        """Sums over 16 and 32 codes, shifted by the exponents."""
+        sums = S.vifold_sum(codes)
+        S.store_i16(b, S.vishl(sums, exponents))
+        S.store_even_i16(c, S.vishl(S.viadd(sums, S.viswap(sums)), exponents))
 
     def quantize_q32(args, tid, n_threads):
         x0, x_stride, m, k = (S.peek_i64(args), S.peek_i64(args + 8), S.peek_i64(args + 16),
@@ -87,34 +114,31 @@ def build(layout, planes):
         c0, c_stride, c_plane = (S.peek_i64(args + 112), S.peek_i64(args + 120),
                                  S.peek_i64(args + 128))
         units = k // 256
+        scratch, highs, factors = slot(), high_slot(), factor_slot()
         for i in range(m * units * tid // n_threads, m * units * (tid + 1) // n_threads):
             r, u = i // units, i % units
             x = x0 + r * x_stride + 1024 * u
             q = q0 + r * q_stride + 256 * u
-            top = largest(x, 256)
+            top, exponents, steps = scale_256(x, scratch)
             d, inverse = scale_of(top, limit if two_terms else f32(1016.0))  # 127 * 2^3
             S.poke_f32(d0 + r * d_stride + 4 * u, d)
-            for j in range(8):
-                exponent, step = 0, inverse
-                if not two_terms:
-                    part = largest(x + 128 * j, 32)
-                    if part > top * f32(0.5):
-                        exponent, step = 3, inverse * f32(0.125)
-                    elif part > top * f32(0.25):
-                        exponent, step = 2, inverse * f32(0.25)
-                    elif part > top * f32(0.125):
-                        exponent, step = 1, inverse * f32(0.5)
-                low0, high0 = put16(x + 128 * j, step, q + 32 * j, q_plane)
-                low1, high1 = put16(x + 128 * j + 64, step, q + 32 * j + 16, q_plane)
-                S.poke_i32(a0 + r * a_stride + 4 * (8 * u + j), exponent)
-                b = b0 + r * b_stride + 2 * (16 * u + 2 * j)
-                c = c0 + r * c_stride + 2 * (8 * u + j)
-                S.poke_i16(b, low0 << exponent)
-                S.poke_i16(b + 2, low1 << exponent)
-                S.poke_i16(c, (low0 + low1) << exponent)
+            S.store_f32(factors, S.vmul(S.splat_f32(inverse), steps))
+            for i in range(16):
+                codes = S.splat_i32(0)
+                if inverse > f32(0.0):
+                    wide = S.vmul(S.load_f32(x + 64 * i), S.splat_f32(S.peek_f32(factors + 4 * i)))
+                    codes = S.vi32_f32(S.vrint(wide))
                 if two_terms:
-                    S.poke_i16(b + b_plane, high0)
-                    S.poke_i16(b + b_plane + 2, high1)
-                    S.poke_i16(c + c_plane, high0 + high1)
+                    high = S.viashr(S.viadd(codes, S.splat_i32(128)), S.splat_i32(8))
+                    codes = S.visub(codes, S.vishl(high, S.splat_i32(8)))
+                    S.store_i8(q + q_plane + 16 * i, high)
+                    S.store_i32(highs + 64 * i, high)
+                S.store_i8(q + 16 * i, codes)
+                S.store_i32(scratch + 64 * i, codes)
+            S.store_even_i32(a0 + r * a_stride + 32 * u, exponents)
+            b, c = b0 + r * b_stride + 32 * u, c0 + r * c_stride + 16 * u
+            put_sums(b, c, scratch, exponents)
+            if two_terms:
+                put_sums(b + b_plane, c + c_plane, highs, exponents)
 
     return quantize_q32 if layout == "q32" else quantize_q256

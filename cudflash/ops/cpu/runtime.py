@@ -231,7 +231,7 @@ class Graph:
 
     def __init__(self, ops=()):
         self._ops = list(ops)
-        self._program, self._n_threads = None, 0
+        self._program = None  # (threads, program, its address, its records)
 
     def __len__(self):
         return len(self._ops)
@@ -244,19 +244,22 @@ class Graph:
     @property
     def n_barriers(self):
         """Number of thread barriers the program needs on the threads in use."""
-        return int(np.count_nonzero(self._built(pool().n_threads)[:, 2]))
+        return int(np.count_nonzero(self._built(pool().n_threads)[1][:, 2]))
 
     def _built(self, n_threads):
-        """The program for so many threads."""
-        if self._program is None or self._n_threads != n_threads:
-            self._program, self._n_threads = build_program(self._ops, n_threads), n_threads
-        return self._program
+        """The program for so many threads, and where it lies."""
+        found = self._program
+        if found is None or found[0] != n_threads:
+            program = build_program(self._ops, n_threads)
+            found = self._program = n_threads, program, program.ctypes.data, len(program)
+        return found
 
     def launch(self):
         """Run all recorded kernels in order; returns when the last one has finished."""
         while len(self._ops):
             threads_ = pool()
-            if threads_.run(self._built(threads_.n_threads)):
+            program = self._built(threads_.n_threads)
+            if threads_.run(*program[2:]):
                 return  # else another thread has replaced the pool in the meantime
 
 
@@ -348,9 +351,15 @@ class ThreadPool:
         self.n_threads = n_threads
         self._lock = threading.Lock()
         self._control = zeros(_CONTROL_BYTES, np.uint8)
-        self._words = self._control[:16].view(np.int64)  # program, number of records
+        self._words = (ctypes.c_int64 * 2).from_buffer(self._control)  # program, number of records
         self._control[16:24].view(np.int64)[:] = _REST_SPINS
-        self._scratch = [np.zeros(2, np.int64) for _ in range(n_threads)]
+        self._scratch = zeros((n_threads, 8), np.int64)
+        first, line = self._scratch.ctypes.data, self._scratch.strides[0]
+        # looked up once: a small model has a thousand passes in a second
+        self._arguments = [
+            (first + tid * line, first + tid * line + 8, self._control.ctypes.data, tid, n_threads)
+            for tid in range(n_threads)
+        ]
         self._run = _NATIVE(_RUN_PROGRAM.address)
         self._stopped = False
         self._pid = os.getpid()
@@ -368,11 +377,16 @@ class ThreadPool:
                 "ask for fewer threads") from None
 
     def _call(self, tid):
-        scratch = self._scratch[tid].ctypes.data
-        self._run(scratch, scratch + 8, self._control.ctypes.data, tid, self.n_threads)
+        self._run(*self._arguments[tid])
 
-    def run(self, program):
-        """Execute a program array on all threads.
+    def run(self, program, n_records):
+        """Execute a program on all threads.
+
+        Parameters
+        ----------
+        program : int
+            Address of its records, which the caller keeps alive.
+        n_records : int
 
         Returns
         -------
@@ -384,7 +398,7 @@ class ThreadPool:
                 return False
             if self._workers:
                 self._make_room()
-            self._words[:] = program.ctypes.data, len(program)
+            self._words[0], self._words[1] = program, n_records
             self._call(0)
             return True
 
@@ -411,7 +425,7 @@ class ThreadPool:
         with self._lock:
             if not self._stopped:
                 self._stopped = True
-                self._words[:] = 0, -1
+                self._words[0], self._words[1] = 0, -1
                 self._call(0)
 
 

@@ -154,6 +154,10 @@ peek_i16 = _define("peek_i16", _i(_a), lambda b, a: b.sext(load(b, a, I16), I32)
 peek_f16 = _define("peek_f16", _f(_a),
                    lambda b, a: b.fpext(b.bitcast(load(b, a, I16), ir.HalfType()), F32))
 peek_f64 = _define("peek_f64", types.float64(_a), lambda b, a: load(b, a, ir.DoubleType()))
+# ask for a cache line; any address will do
+prefetch = _define("prefetch", types.none(_a), lambda b, a: call_intrinsic(
+    b, "llvm.prefetch.p0i8", ir.VoidType(),
+    [b.inttoptr(a, ir.PointerType(I8)), *(ir.Constant(I32, n) for n in (0, 3, 1))]) and None)
 poke_f32 = _define("poke_f32", types.none(_a, _f), lambda b, a, v: store(b, v, a) and None)
 poke_i32 = _define("poke_i32", types.none(_a, _i), lambda b, a, v: store(b, v, a) and None)
 poke_i64 = _define("poke_i64", types.none(_a, _a), lambda b, a, v: store(b, v, a) and None)
@@ -239,6 +243,40 @@ visum = _define("visum", _i(i32x16), lambda b, v: _tree(b, v, b.add))
 vmax_tree = _define(
     "vmax_tree", _f(f32x16),
     lambda b, v: _tree(b, v, lambda x, y: b.select(b.fcmp_ordered(">", x, y), x, y)))
+
+
+def _fold(b, address, combine):
+    """Lane i: all lanes of vector i of the 16 at ``address``, combined in any order."""
+    vectors = [load(b, offset(b, address, 64 * i), V16I) for i in range(LANES)]
+    even, odd = (ir.Constant(V16I, list(range(first, 2 * LANES, 2))) for first in (0, 1))
+    while len(vectors) > 1:  # neighbours of a pair of vectors side by side, in half as many
+        vectors = [combine(b.shuffle_vector(x, y, even), b.shuffle_vector(x, y, odd))
+                   for x, y in zip(vectors[::2], vectors[1::2])]
+    return vectors[0]
+
+
+def _larger(b):
+    return lambda x, y: b.select(b.icmp_signed(">", x, y), x, y)
+
+
+def _even(b, v):
+    undef = ir.Constant(v.type, ir.Undefined)
+    return b.shuffle_vector(v, undef, ir.Constant(ir.VectorType(I32, 8), list(range(0, LANES, 2))))
+
+
+# integer reductions of 16 vectors in memory at once, and what becomes of neighbouring lanes
+vifold_sum = _define("vifold_sum", i32x16(_a), lambda b, a: _fold(b, a, b.add))
+vifold_max = _define("vifold_max", i32x16(_a), lambda b, a: _fold(b, a, _larger(b)))
+viswap = _define("viswap", i32x16(i32x16), lambda b, v: b.shuffle_vector(
+    v, v, ir.Constant(V16I, [lane ^ 1 for lane in range(LANES)])))
+store_i16 = _define(
+    "store_i16", types.none(_a, i32x16),
+    lambda b, a, v: store(b, b.trunc(v, ir.VectorType(I16, LANES)), a) and None)
+store_even_i16 = _define(
+    "store_even_i16", types.none(_a, i32x16),
+    lambda b, a, v: store(b, b.trunc(_even(b, v), ir.VectorType(I16, 8)), a) and None)
+store_even_i32 = _define(
+    "store_even_i32", types.none(_a, i32x16), lambda b, a, v: store(b, _even(b, v), a) and None)
 
 # comparisons and lane choice
 vimax = _define("vimax", i32x16(i32x16, i32x16),
