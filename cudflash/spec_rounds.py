@@ -233,8 +233,7 @@ class SpecRounds(Rounds):
         if not self._keeps:
             self._feed.hand_over()  # earlier rows first
         self._feeds = not self._keeps and not self._drafter.lags
-        by_device = len(self._options.limits.stop_ids) <= STOP_IDS
-        decision = state.decide(self._chooser.rows(by_device))
+        decision = state.decide(self._chooser.rows(len(self._options.limits.stop_ids) <= STOP_IDS))
         state.observe(self._runner.tap_rows(len(block.tokens)), self._feeds)
         made = [self._chooser.made(token, row) for row, token in enumerate(decision.tokens)]
         self._round_s = time.perf_counter() - started
@@ -350,8 +349,9 @@ class SpecRounds(Rounds):
         quick = self._state.economy is not None and self._state.economy.quick
         if not record.drafted and record.skipped != "retry" and not quick:
             self._meter.add_round(record.verify_ms + record.decide_ms, self._state.stats.ends[PLAIN])
-        status = self._state.gate.status(self._state.committed)
-        self._events.append(RoundFinished(record, status, self.context()))
+        if self.watched:
+            status = self._state.gate.status(self._state.committed)
+            self._events.append(RoundFinished(record, status, self.context()))
         self._note_fault()
         self._events += [GateChanged(event) for event in self._state.drain_events()]
         self._events += [EconomyChanged(event) for event in self._state.drain_decisions()]

@@ -129,8 +129,9 @@ def check_proposal(proposal, n, vocab_size):
         raise ProposalError(f"it returned a {type(proposal).__name__}, expected a Proposal")
     if len(proposal.tokens) > n:
         raise ProposalError(f"it proposed {len(proposal.tokens)} tokens, expected at most {n}")
-    tokens = tuple(_token(value, i, vocab_size) for i, value in enumerate(proposal.tokens))
-    proposal = replaced(proposal, tokens=tokens)
+    if not _plain(proposal.tokens, int, vocab_size - 1):
+        tokens = tuple(_token(value, i, vocab_size) for i, value in enumerate(proposal.tokens))
+        proposal = replaced(proposal, tokens=tokens)
     if proposal.point_mass:
         if proposal.distribution != POINT_MASS:
             raise ProposalError(
@@ -141,6 +142,11 @@ def check_proposal(proposal, n, vocab_size):
         _check_distributions(proposal, vocab_size)
     _check_confidence(proposal)
     return proposal
+
+
+def _plain(values, kind, most):
+    """Whether it is a tuple of Python's own numbers from 0 to ``most``, as our drafters make."""
+    return type(values) is tuple and all(type(v) is kind and 0 <= v <= most for v in values)
 
 
 def _token(value, index, vocab_size):
@@ -193,8 +199,11 @@ def _check_distributions(proposal, vocab_size):
 def _check_confidence(proposal):
     if proposal.confidence is None:
         return
+    n = len(proposal.tokens)
+    if _plain(proposal.confidence, float, 1.0) and len(proposal.confidence) == n:
+        return
     values = np.asarray(proposal.confidence, np.float64)
-    if values.shape != (len(proposal.tokens),) or not ((values >= 0) & (values <= 1)).all():
+    if values.shape != (n,) or not ((values >= 0) & (values <= 1)).all():
         raise ProposalError("its confidences are not one number from 0 to 1 per token")
 
 

@@ -224,7 +224,8 @@ def q256_unit(name, rows, planes, isa):
     def emit(b, acc, w, q, q_stride, q_plane, d, d_stride, a, a_stride, s16, s16_stride,
              s16_plane, s32, s32_stride, s32_plane):
         acc = _unpack_tile(b, acc, rows)
-        unpacker = Unpacker(b, fmt, w, isa, by_word=not crowded)
+        by_word = not crowded or (isa == "avx512vnni" and rows <= 4)
+        unpacker = Unpacker(b, fmt, w, isa, by_word)
         base, stride, plane = (
             (s16, s16_stride, s16_plane) if fmt.sub == 16 else (s32, s32_stride, s32_plane))
         sums_at = [base] if planes == 1 else [base, b.add(base, plane)]

@@ -220,7 +220,7 @@ def matmul(out, x, w):
         raise UsageError(
             f"matmul of {layout} rows ({rows}, {k}) with a {w.type} matrix ({w.n}, {w.k}) of "
             f"layout {w.layout} does not give an output of ({m}, {n})")
-    fmt, tile = w.format, row_tile(w.layout, m)
+    fmt, tile = w.format, row_tile(w.layout, m, x.planes if quantized else 1)
     units = k // fmt.block
     slices = min(n_slices(k), units)  # an empty slice adds nothing, to no bit
     values = [out, out.strides[0], m, n, w.span[0], units * fmt.tile_block_bytes, units, slices]
@@ -235,18 +235,18 @@ def matmul(out, x, w):
            keep=(x, w), touched=touched, rows=shares, by_rows=[*inputs, out])
 
 
-def row_tile(layout, m):
+def row_tile(layout, m, planes):
     """Activation rows of a register tile for a call of ``m`` rows; never changes a bit.
 
     Eight rows share the unpacking where the last tile is more than half full. Formats of 256
-    elements need AVX-512's registers for it, and take eight rows in two tiles of four: so two
-    threads may share them out.
+    elements have registers for that under AVX-512 with one term alone, and take just eight rows in
+    two tiles of four: so two threads may share them out.
     """
     if m == 1:
         return 1
     full = m % 8 > 4 or m % 8 == 0 or m >= 64
-    wide = layout == "q32" or (layout == "q256" and m > 8 and jit.isa() == "avx512vnni")
-    return 8 if full and wide else 4
+    wide = layout == "q256" and planes == 1 and m > 8 and jit.isa() == "avx512vnni"
+    return 8 if full and (wide or layout == "q32") else 4
 
 
 def matmul_kernel(type_name, rows, planes):
