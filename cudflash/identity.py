@@ -11,7 +11,7 @@ from cudflash import defaults
 from cudflash.errors import FormatError, PairingError, UsageError
 from cudflash.model.draft_context import DraftContextGeometry
 
-SCHEMA = "cudflash-identity/1"
+SCHEMA = "cudflash-identity/2"
 
 
 def pair_identity(pair, n_ctx, activations, *, progress=None):

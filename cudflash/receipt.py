@@ -13,6 +13,7 @@ import hashlib
 import json
 from pathlib import Path
 
+from cudflash import defaults
 from cudflash.errors import CudflashError, FormatError
 from cudflash.result import RECEIPT_SCHEMA
 from cudflash.spec.acceptance import ENDS, RULES
@@ -332,7 +333,7 @@ _DRAFT = _Object(
         "layer_causal": _List(_BOOL),
         "rope": _ROPE,
         "full_block": _BOOL,
-        "activations": _TEXT,
+        "activations": _one_of(*defaults.ACTIVATION_TYPES),
     },
     optional=("activations",),  # receipts made before it had its own
 )

@@ -125,6 +125,7 @@ def command(ctx, files, source, record, force, csv_file, plot, form, as_json, **
     if source is not None:
         if files or record:
             raise UsageError("--from shows a record again; pass no model and no --record with it")
+        _refuse_others(ctx, params)
         from cudflash.bench.record import read_record, reporting_on
 
         made = read_record(source)
@@ -146,6 +147,16 @@ def command(ctx, files, source, record, force, csv_file, plot, form, as_json, **
         output.error(f"{len(made['differences'])} answers differ from what they must equal; see "
                      "the notes, and report it")  # fmt: skip
         ctx.exit(DIFFERENT)
+
+
+def _refuse_others(ctx, params):
+    """Raise UsageError for an option about measuring, where nothing is measured."""
+    for option in ctx.command.params:
+        source = ctx.get_parameter_source(option.name)
+        if option.name in params and source is click.core.ParameterSource.COMMANDLINE:
+            raise UsageError(
+                f"--from shows a record again, and {option.opts[0]} is about measuring; omit it"
+            )
 
 
 def _check_outputs(outputs):

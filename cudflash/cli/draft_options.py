@@ -20,6 +20,14 @@ identity_option = click.option(
     help="Refuse a pair that is not the one of FILE (see 'cudflash identity').",
 )
 
+# What an identity depends on beside the files, for commands that load nothing.
+conditioning_options = options(
+    *(click.option(name, type=int, metavar="N", help="As for generate.")
+      for name in ("--draft-window", "--draft-sink")),
+    *(click.option(name, metavar="TYPE", help="As for generate.")
+      for name in ("--draft-activations", "--activations")),
+)  # fmt: skip
+
 draft_options = options(
     click.option(
         "-md",

@@ -12,7 +12,7 @@ from cudflash.cli.common import (
     output_of,
 )
 from cudflash.cli.common import output_options as output_flags
-from cudflash.cli.draft_options import find_draft
+from cudflash.cli.draft_options import conditioning_options, find_draft
 from cudflash.errors import UsageError
 
 
@@ -22,10 +22,7 @@ from cudflash.errors import UsageError
 @click.option(
     "-o", "--out", "out", type=click.Path(), metavar="FILE", help="Write it to FILE as JSON."
 )
-@click.option("--draft-window", type=int, metavar="N", help="As for generate.")
-@click.option("--draft-sink", type=int, metavar="N", help="As for generate.")
-@click.option("--draft-activations", metavar="TYPE", help="As for generate.")
-@click.option("--activations", metavar="TYPE", help="As for generate.")
+@conditioning_options
 @cache_options
 @json_option
 @output_flags

@@ -17,7 +17,7 @@ from cudflash.cli.common import (
     output_options,
 )
 from cudflash.cli.facts import directory_facts, draft_facts, file_facts
-from cudflash.cli.draft_options import check_pair, identity_option
+from cudflash.cli.draft_options import check_pair, conditioning_options, identity_option
 from cudflash.cli.output import human_bytes
 from cudflash.errors import PairingError, UnsupportedError, UsageError
 
@@ -29,10 +29,11 @@ from cudflash.errors import PairingError, UnsupportedError, UsageError
 @click.option("--metadata", is_flag=True, help="List every metadata key; long values are cut.")
 @click.option("--digest", is_flag=True, help="Read the files whole for their SHA-256.")
 @identity_option
+@conditioning_options
 @json_option
 @output_options
 @click.pass_context
-def command(ctx, words, model, tensors, metadata, digest, identity, as_json):
+def command(ctx, words, model, tensors, metadata, digest, identity, as_json, **settings):
     """Show what a model or a draft holds and whether this version can run it.
 
     FILE (also given with --model) is a GGUF file, or the directory of a draft. Only headers are
@@ -46,8 +47,12 @@ def command(ctx, words, model, tensors, metadata, digest, identity, as_json):
     if len(rest) > 1:
         raise UsageError(f"the argument {rest[1]!r} was not expected; inspect takes two files")
     draft = resolve_draft(rest[0]) if rest else None
+    settings = {name: value for name, value in settings.items() if value is not None}
     if identity is not None:
-        check_pair(identity, file, draft=draft)
+        check_pair(identity, file, draft=draft, **settings)
+    elif settings:
+        option = "--" + next(iter(settings)).replace("_", "-")
+        raise UsageError(f"{option} matters with --identity alone; pass that, or omit {option}")
     output = output_of(ctx)
     wanted = {"tensors": tensors, "metadata": metadata, "digest": digest}
     if os.path.isdir(file):

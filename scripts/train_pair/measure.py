@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -174,7 +175,7 @@ def speed(args):
 
 
 def cost(args):
-    """Milliseconds of a target pass of 1 to 16 rows and of draft passes, in turns.
+    """Milliseconds of target passes of several rows and of draft passes, each in turns with one row.
 
     After 384 tokens of context: six draft windows, three of the target's. A causal draft runs as many
     rows as are verified, another one its block.
@@ -199,24 +200,30 @@ def cost(args):
             runner.step(list(range(10, 10 + n)), "all")
             runner.rollback()
 
-        lanes = {f"target, {n} rows": (target_pass, n) for n in (1, 4, 8, 16)}
-
         def draft_pass(n, draft=draft, config=config):
             draft.propose(5, n, n + 1 if config.causal else config.block_size)
 
+        lanes = {f"target, {n} rows": (target_pass, n) for n in (1, 4, 8, 16)}
         lanes |= {f"draft pass, verify {n}": (draft_pass, n) for n in LENGTHS[kind]}
-        times = {name: [] for name in lanes}
-        for repeat in range(args.count * 20):
-            for name, (act, n) in list(lanes.items())[:: 1 if repeat % 2 else -1]:
-                started = time.perf_counter()
-                act(n)
-                if repeat > 2:  # the first ones record
-                    times[name].append(1e3 * (time.perf_counter() - started))
-        one = times["target, 1 rows"]
-        found[kind] = {name: {"ms": round(median(v), 3),
-                              "to_one_row": round(median(a / b for a, b in zip(v, one)), 2)}
-                       for name, v in times.items()}  # fmt: skip
+        found[kind] = {
+            name: in_turns(partial(target_pass, 1), partial(act, n), args.count * 50)
+            for name, (act, n) in lanes.items()
+        }
     return found
+
+
+def in_turns(one, other, repeats):
+    """Median time of a pass, and of its ratio to the one-row pass before it."""
+    times = []
+    for repeat in range(repeats):
+        started = time.perf_counter()
+        one()
+        between = time.perf_counter()
+        other()
+        if repeat > 2:  # the first ones record
+            times.append((between - started, time.perf_counter() - between))
+    return {"ms": round(1e3 * median(b for _, b in times), 3),
+            "to_one_row": round(median(b / a for a, b in times), 2)}  # fmt: skip
 
 
 MEASUREMENTS = {"acceptance": acceptance, "bits": bits, "speed": speed, "cost": cost}

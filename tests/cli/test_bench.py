@@ -162,6 +162,9 @@ def test_interrupt_keeps_what_was_recorded(cli, target, tmp_path, monkeypatch, a
         (("--from", "none"), 2, "cannot be read"),
         (("--from", "model.gguf"), 3, "is not UTF-8"),
         (("model.gguf", "--from", "x"), 2, "pass no model"),
+        (("--from", "x", "--draft-activations", "int4"), 2, "--draft-activations is about"),
+        (("--from", "x", "--k", "3"), 2, "about measuring"),
+        (("--from", "x", "-t", "2"), 2, "about measuring"),
     ],
 )
 def test_refused_before_any_work(cli, folder, monkeypatch, args, code, words):

@@ -164,6 +164,31 @@ def test_wrong_arguments_are_one_sentence(cli, folder, files, args, code, words)
 
 
 @pytest.mark.parametrize("command", ["plan", "inspect"])
+def test_settings_of_an_identity_can_be_named_everywhere(cli, folder, tmp_path, command):
+    """An identity that no command but generate can be shown, because settings cannot be given."""
+    path, pair = tmp_path / "id.json", (folder / "model.gguf", folder / "draft")
+    settings = ("--draft-activations", "int8x2", "--activations", "int8", "--draft-sink", 8,
+                "--draft-window", 16)  # fmt: skip
+    assert cli("identity", *pair, *settings, "-o", path).code == 0
+    given = (pair[0], "-md", pair[1]) if command == "plan" else pair
+    assert cli(command, *given, "--identity", path, *settings).code == 0
+    for at in range(0, len(settings), 2):
+        left = settings[:at] + settings[at + 2 :]
+        assert cli(command, *given, "--identity", path, *left).code == 4, settings[at]
+    if command == "inspect":
+        done = cli(command, *given, "--draft-sink", 8)
+        assert done.code == 2 and "--draft-sink matters with --identity alone" in done.sentence
+
+
+def test_an_identity_of_an_older_kind_is_to_be_made_again(cli, folder, stamped):
+    """A file that lacks a field and is called another pair's."""
+    path, identity = stamped
+    path.write_text(json.dumps({**identity, "schema": "cudflash-identity/1"}))
+    done = generate(cli, folder, path)
+    assert done.code == 3 and "make the file again" in done.sentence
+
+
+@pytest.mark.parametrize("command", ["plan", "inspect"])
 def test_commands_that_load_nothing_refuse_another_pair_too(cli, folder, stamped, command):
     """A plan or a description of a pair that the identity was not made of."""
     path, _ = stamped

@@ -5,6 +5,7 @@ import numpy as np
 from cudflash.errors import UsageError
 from cudflash.ops.cpu import jit
 from cudflash.ops.cpu.formats import FORMATS, n_slices, packed_nbytes
+from cudflash.ops.cpu.rows import extent
 from cudflash.ops.cpu.runtime import capture, empty, span_of, submit
 
 ACTIVATIONS = ("int8", "int8x2")
@@ -224,15 +225,15 @@ def matmul(out, x, w):
     units = k // fmt.block
     slices = min(n_slices(k), units)  # an empty slice adds nothing, to no bit
     values = [out, out.strides[0], m, n, w.span[0], units * fmt.tile_block_bytes, units, slices]
-    inputs = x.spans if quantized else [x]
+    inputs = x.spans if quantized else [extent(x)]
     values += x.inputs if quantized else [x, x.strides[0]] + [0] * 11
     planes = x.planes if quantized else 1
     shares = m // tile if m % tile == 0 and w.data.nbytes <= _SHARED_BY_ROWS_BYTES else 0
     values.append(shares)
     # every second row takes about as long as the bytes of the matrix
     touched = w.data.nbytes * ((m + 2) // 2) + out.nbytes
-    submit(matmul_kernel(w.type, tile, planes), values, reads=[*inputs, w.span], writes=[out],
-           keep=(x, w), touched=touched, rows=shares, by_rows=[*inputs, out])
+    submit(matmul_kernel(w.type, tile, planes), values, reads=[*inputs, w.span],
+           writes=[extent(out)], keep=(x, w), touched=touched, rows=shares, by_rows=[*inputs, out])
 
 
 def row_tile(layout, m, planes):
