@@ -132,10 +132,10 @@ def take_draft(params):
     if no_draft or draft is not None:
         found["draft"] = None if no_draft or draft == "none" else draft
     drafter = params.pop("drafter", None)  # only commands that answer have it
-    return found if drafter is None else _take_drafter(drafter, found)
+    return found if drafter is None else take_drafter(drafter, found)
 
 
-def _take_drafter(drafter, found):
+def take_drafter(drafter, found):
     """Add a drafter that needs no file to what was found; refuse what is about files."""
     if "draft" in found:
         given = "--no-draft" if found["draft"] is None else f"the draft {found['draft']}"

@@ -18,8 +18,10 @@ from cudflash.cli.common import (
 from cudflash.cli.draft_options import (
     DRAFT_SETTINGS,
     check_pair,
+    drafter_option,
     find_draft,
     identity_option,
+    take_drafter,
 )
 from cudflash.cli.output import human_bytes
 from cudflash.errors import OutOfMemoryError, UsageError
@@ -50,6 +52,7 @@ _KINDS = (
     help="Count this draft, too; 'none' for none. Default: the one that generate would use.",
 )  # fmt: skip
 @click.option("--no-draft", is_flag=True, help="Count no draft.")
+@drafter_option
 @click.option("--draft-window", type=int, metavar="N", help="As for generate.")
 @click.option("--draft-sink", type=int, metavar="N", help="As for generate.")
 @click.option("--draft-activations", metavar="TYPE", help="As for generate.")
@@ -65,7 +68,8 @@ _KINDS = (
 @json_option
 @output_options
 @click.pass_context
-def command(ctx, words, model, n_ctx, memory, as_json, draft, no_draft, identity, **settings):
+def command(ctx, words, model, n_ctx, memory, as_json, draft, no_draft, drafter, identity,
+            **settings):  # fmt: skip
     """Show how much memory a model takes, before loading it.
 
     Counts what loading and one conversation allocate, those of the draft included. With --memory,
@@ -77,7 +81,12 @@ def command(ctx, words, model, n_ctx, memory, as_json, draft, no_draft, identity
         raise UsageError(f"the argument {stray[0]!r} was not expected; plan takes one file")
     budget = None if memory is None else parse_size(memory)
     given = {name: value for name, value in settings.items() if value is not None}
-    given, explanation = find_draft(model, {**given, **_draft(draft, no_draft)})
+    given |= _draft(draft, no_draft)
+    if drafter is not None:
+        given = take_drafter(drafter, given if identity is None else {**given, "identity": identity})
+    given, explanation = find_draft(model, given)
+    if drafter is not None:
+        explanation = "drafts with its own MTP block"
     if identity is not None:
         names = ("draft", *DRAFT_SETTINGS, "activations")
         check_pair(identity, model, n_ctx=n_ctx,

@@ -1,9 +1,13 @@
 """`cudflash plan` with a draft: its bytes are those of the API, and the choice is generate's."""
 
+from pathlib import Path
+
 import pytest
 
 import cudflash.plan
 from tests.cli.pairs import put_directory, put_draft, put_target
+
+HYBRID = Path(__file__).parents[1] / "vectors" / "hybrid_pair"
 
 
 @pytest.fixture(scope="module")
@@ -89,3 +93,22 @@ def test_wrong_drafts_are_one_sentence(cli, folder, args, code, words):
     files = {"model.gguf", "missing", "other", "draft"}
     done = cli("plan", folder / "model.gguf", *(folder / a if a in files else a for a in args))
     assert done.code == code and words in done.sentence and done.out == b""
+
+
+def test_the_models_own_block_is_counted_as_the_api_counts_it(cli, folder):
+    """Memory of --drafter mtp that only the API plans, or a draft file counted beside it."""
+    path = HYBRID / "hybrid-tiny-q4_k_m.gguf"
+    found = cli("plan", path, "--drafter", "mtp", "-c", 256, "--json").json
+    expected = cudflash.plan.plan(path, n_ctx=256, drafter="mtp").to_dict()
+    assert {name: found[name] for name in expected} == expected
+    assert found["draft"]["weights"] and found["draft_path"] is None
+    for args, words in (
+        (("--draft-sink", 8), "--draft-sink is about a draft file"),
+        (("-md", folder / "draft"), "were both given"),
+        (("--no-draft",), "were both given"),
+        (("--identity", "id.json"), "no such file"),
+    ):
+        refused = cli("plan", path, "--drafter", "mtp", *args)
+        assert refused.code == 2 and words in refused.sentence
+    refused = cli("plan", folder / "model.gguf", "--drafter", "mtp")
+    assert refused.code and "has no MTP block" in refused.sentence
