@@ -230,11 +230,24 @@ def _merge_function(d):
     """Compiled helper: fold one chunk's (m, l, acc) into a running one."""
     from numba import njit
 
+    f32 = np.float32
+
     @njit(inline="always")
     def merge(m_l, acc, new_m_l, new_acc):
         m, m_c = S.peek_f32(m_l), S.peek_f32(new_m_l)
-        top = m if m > m_c else m_c
-        a, b = F.exp(m - top), F.exp(m_c - top)
+        if m == f32(-np.inf) and S.peek_f32(m_l + 4) == f32(0.0):  # the first: a = 0, b = 1
+            S.poke_f32(m_l, m_c)
+            S.poke_f32(m_l + 4, S.peek_f32(new_m_l + 4))
+            zero = S.splat_f32(f32(0.0))
+            for i in range(0, 4 * d, 64):  # 0 * 0 + x turns -0 into 0
+                S.store_f32(acc + i, S.vadd(S.load_f32(new_acc + i), zero))
+            return
+        # one of the two differences is 0, and exp(0) is 1
+        top, a, b = m_c, f32(1.0), f32(1.0)
+        if m > m_c:
+            top, b = m, F.exp(m_c - m)
+        else:
+            a = F.exp(m - m_c)
         S.poke_f32(m_l, top)
         S.poke_f32(m_l + 4, S.fma(S.peek_f32(m_l + 4), a, S.peek_f32(new_m_l + 4) * b))
         wide_a, wide_b = S.splat_f32(a), S.splat_f32(b)

@@ -63,7 +63,7 @@ def _intrinsic(n_args, signature, emit):
 
 
 def tile_ops(rows):
-    """``(zero, add, store)`` intrinsics of an R-row tile."""
+    """``(zero, add, store, store_rows)`` intrinsics of an R-row tile."""
     tile = TileType(rows)
     zero_vector = S.const_splat(S.F32, 0.0, 16)
     zero = _intrinsic(0, tile(), lambda b: _pack_tile(b, [zero_vector] * rows))
@@ -74,8 +74,13 @@ def tile_ops(rows):
         for r, v in enumerate(_unpack_tile(b, x, rows)):
             S.store(b, v, S.offset(b, address, 64 * r))
 
+    def rows_out(b, x, address, stride):
+        for r, v in enumerate(_unpack_tile(b, x, rows)):
+            S.store(b, v, _row(b, address, stride, r))
+
     store = _intrinsic(2, types.none(tile, types.int64), spill)
-    return zero, add, store
+    store_rows = _intrinsic(3, types.none(tile, types.int64, types.int64), rows_out)
+    return zero, add, store, store_rows
 
 
 def _row(b, base, stride, r):
@@ -288,7 +293,7 @@ def build(name, rows, planes, isa):
     """Python function of the matmul kernel of one format, row count, precision and ISA."""
     fmt = FORMATS[name]
     unit = _UNITS[fmt.layout](name, rows, planes, isa)
-    zero, add, store = tile_ops(rows)
+    zero, add, store, store_rows = tile_ops(rows)
     spill = _spill_address(rows)
     block_bytes = fmt.tile_block_bytes
     q_step, a_step, b_step, c_step = _STEPS[fmt.layout]
@@ -333,6 +338,9 @@ def build(name, rows, planes, isa):
                                    ar + u * a_step, a_stride, br + u * b_step, b_stride, b_plane,
                                    cr + u * c_step, c_stride, c_plane)
                     total = add(total, acc)
+                if lanes == 16 and m - m0 >= rows:
+                    store_rows(total, out + m0 * out_stride + 64 * t, out_stride)
+                    continue
                 store(total, scratch)
                 for r in range(min(rows, m - m0)):
                     row = out + (m0 + r) * out_stride + 64 * t

@@ -12,8 +12,9 @@ ACTIVATIONS = ("int8", "int8x2")
 # Rows of the largest register tile; scratch is padded so that a tile may read past the last row.
 ROW_TILE = 8
 # A matrix of at most this size stays in the second cache: threads may take rows of the product
-# and read all of it each, which saves the barriers around it.
-_SHARED_BY_ROWS_BYTES = 128 << 10
+# and read all of it each, which saves the barriers around it and leaves the results where the next
+# step wants them.
+_SHARED_BY_ROWS_BYTES = 256 << 10
 
 
 class PackedMatrix:
