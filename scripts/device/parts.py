@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 
+from cudflash import defaults
 from cudflash.model.buffers import Allocator, Workspace
 from cudflash.model.draft_buffers import DraftWorkspace
 from cudflash.model.draft_runner import DraftRunner
@@ -126,7 +127,7 @@ class Model:
         self.work = Workspace(allocator, device, self.model.config, self.model.matrices(),
                               rows, rows, "int8x2")
         self.draft = synthetic.draft_model(maker, shape, self.model, n_ctx)
-        self.draft_work = DraftWorkspace(allocator, device, self.draft, "int8x2")
+        self.draft_work = DraftWorkspace(allocator, device, self.draft, defaults.DRAFT_ACTIVATIONS)
         self.runner = Runner(device, self.model, self.work, n_ctx, "f16")
         self.runner.set_taps(shape.taps)
         self.drafter = DraftRunner(device, self.draft, self.draft_work)

@@ -60,6 +60,8 @@ def test_model_has_the_cpus_bits(arch, variant, settings):
 @pytest.mark.parametrize("name, variant, settings", [
     ("v1-muse-swa", "f32", {"draft_sink": 0}), ("v1-qwen3-full", "kq", {}),
     ("v2-muse-full", "kq", {"full_block": False}), ("v2-muse-full", "kq", {"rows": 8}),
+    ("v1-qwen3-full", "kq", {"draft_activations": "int8x2"}),
+    ("v2-muse-full", "kq", {"draft_activations": "int8x2", "rows": 8}),
     ("v2-qwen35-mixed", "kq", {"draft_sink": 0, "rows": 8})])
 def test_drafted_rounds_have_the_cpus_bits(name, variant, settings):
     """A draft pass, context row, sink or selector that differs; rounds in another order."""

@@ -21,10 +21,12 @@ class Both:
 
 
 def emulated_engine(target, draft=None, *, rows=defaults.PREFILL_ROWS, n_ctx=256, kv_type="f16",
-                    activations="int8x2", drafter=None, draft_sink=None, full_block=True, **how):
+                    activations="int8x2", drafter=None, draft_sink=None, draft_activations=None,
+                    full_block=True, **how):
     """(engine on an emulated card, stand-in); ``how`` goes to ``emulated_ops``."""
     ops, device = emulated_ops(**how)
-    pair = open_pair(target, draft, draft_window=None, draft_sink=draft_sink)
+    pair = open_pair(target, draft, draft_window=None, draft_sink=draft_sink,
+                     draft_activations=draft_activations)
     chosen = Device("cuda", "emulated device", "a test")
     with mock.patch.object(defaults, "PREFILL_ROWS", rows):
         engine = Engine(ops, pair, chosen, n_ctx, kv_type, activations, drafter=drafter,
