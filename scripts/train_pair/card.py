@@ -75,7 +75,8 @@ The wall time was on two cores shared with other work; losses over time are in
 
 Held-out text, this package's files, CPU backend of cudflash, 16 natural prompts (8 documentation, 8
 code) and 4 of made-up records, at least four windows long, {tokens} tokens each; samplers other than
-the temperature at their defaults. Acceptance length: tokens per target pass, the target's own included.
+the temperature at their defaults, the target's activations in 16 bits and the drafts' in 8. Acceptance
+length: tokens per target pass, the target's own included.
 
 Target: **{bpb} bits per byte** (documentation {bpb_docs}, code {bpb_code}, records {bpb_records});
 the same weights as float32: {bpb_f32}.
