@@ -182,10 +182,9 @@ def q256_unit(name, rows, planes, isa):
     """
     fmt = FORMATS[name]
     tile = TileType(rows)
-
     # One row has registers to spare, but for sixteen sub-blocks under AVX-512.
     crowded = rows > 1 or (fmt.sub == 16 and isa == "avx512vnni")
-
+    by_word = not crowded or (isa == "avx512vnni" and rows <= 4)
     def row_sums(b, unpacker, starts, bases, q_stride, a, a_stride):
         """``start + sum of scale * (dot << exponent)`` per row of each plane in ``bases``, int32."""
         x_rows = [row for base in bases for row in _x_rows(b, base, q_stride, rows)]
@@ -229,7 +228,6 @@ def q256_unit(name, rows, planes, isa):
     def emit(b, acc, w, q, q_stride, q_plane, d, d_stride, a, a_stride, s16, s16_stride,
              s16_plane, s32, s32_stride, s32_plane):
         acc = _unpack_tile(b, acc, rows)
-        by_word = not crowded or (isa == "avx512vnni" and rows <= 4)
         unpacker = Unpacker(b, fmt, w, isa, by_word)
         base, stride, plane = (
             (s16, s16_stride, s16_plane) if fmt.sub == 16 else (s32, s32_stride, s32_plane))

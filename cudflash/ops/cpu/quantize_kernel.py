@@ -14,14 +14,19 @@ def build(layout, planes):
     ``args`` is ``[x, x_stride, m, k, q, q_stride, q_plane, d, d_stride, a, a_stride,
     b, b_stride, b_plane, c, c_stride, c_plane]``.
     """
+    return (_build_q32 if layout == "q32" else _build_q256)(planes == 2)
+
+
+def _limit(two_terms):
+    """The largest magnitude: 127, or 127 * 256 so that the high term stays in int8."""
+    return np.float32(32512.0 if two_terms else 127.0)
+
+
+def _scale_functions():
+    """Compiled helpers: largest magnitude of some floats; scale of codes from it."""
     from numba import njit
 
     f32 = np.float32
-    two_terms = planes == 2
-    # The largest magnitude: 127, or 127 * 256 so that the high term stays in int8.
-    limit = f32(32512.0) if two_terms else f32(127.0)
-
-    slot, high_slot, factor_slot = S.stack(1024), S.stack(1024), S.stack(64)
 
     @njit(inline="always")
     def largest(x, n):
@@ -40,20 +45,65 @@ def build(layout, planes):
             return S.div(top, finest), S.div(finest, top)
         return f32(np.nan), f32(0.0)
 
+    return largest, scale_of
+
+
+def _codes_function(two_terms):
+    """Compiled helper: codes of 16 values."""
+    from numba import njit
+
+    f32 = np.float32
+
     @njit(inline="always")
     def put16(x, inverse, q, q_plane):
-        """Quantise 16 values; returns the sum over plane 0 and plane 1."""
-        codes = S.splat_i32(0)
+        """Store the codes of 16 values; returns plane 0, and plane 1 or zeros, as int32."""
+        codes = high = S.splat_i32(0)
         if inverse > f32(0.0):
             codes = S.vi32_f32(S.vrint(S.vmul(S.load_f32(x), S.splat_f32(inverse))))
         if two_terms:
             high = S.viashr(S.viadd(codes, S.splat_i32(128)), S.splat_i32(8))
-            low = S.visub(codes, S.vishl(high, S.splat_i32(8)))
-            S.store_i8(q, low)
+            codes = S.visub(codes, S.vishl(high, S.splat_i32(8)))
             S.store_i8(q + q_plane, high)
-            return S.visum(low), S.visum(high)
         S.store_i8(q, codes)
-        return S.visum(codes), 0
+        return codes, high
+
+    return put16
+
+
+def _build_q32(two_terms):
+    largest, scale_of = _scale_functions()
+    put16, limit = _codes_function(two_terms), _limit(two_terms)
+
+    def quantize_q32(args, tid, n_threads):
+        x0, x_stride, m, k = (S.peek_i64(args), S.peek_i64(args + 8), S.peek_i64(args + 16),
+                              S.peek_i64(args + 24))
+        q0, q_stride, q_plane = (S.peek_i64(args + 32), S.peek_i64(args + 40),
+                                 S.peek_i64(args + 48))
+        d0, d_stride = S.peek_i64(args + 56), S.peek_i64(args + 64)
+        a0, a_stride = S.peek_i64(args + 72), S.peek_i64(args + 80)
+        b0, b_stride = S.peek_i64(args + 88), S.peek_i64(args + 96)
+        units = k // 32
+        for i in range(m * units * tid // n_threads, m * units * (tid + 1) // n_threads):
+            r, u = i // units, i % units
+            x = x0 + r * x_stride + 128 * u
+            q = q0 + r * q_stride + 32 * u
+            d, inverse = scale_of(largest(x, 32), limit)
+            low0, high0 = put16(x, inverse, q, q_plane)
+            low1, high1 = put16(x + 64, inverse, q + 16, q_plane)
+            total = S.visum(S.viadd(low0, low1)) + 256 * S.visum(S.viadd(high0, high1))
+            S.poke_f32(d0 + r * d_stride + 4 * u, d)
+            S.poke_i32(a0 + r * a_stride + 4 * u, -8 * total)
+            S.poke_f32(b0 + r * b_stride + 4 * u, d * S.f32_from_i32(total))
+
+    return quantize_q32
+
+
+def _q256_functions(two_terms):
+    """Compiled helpers: exponents of the parts of 256 values; sums of their codes."""
+    from numba import njit
+
+    f32 = np.float32
+    largest, _ = _scale_functions()
 
     @njit(inline="always")
     def scale_256(x, scratch):
@@ -80,27 +130,15 @@ def build(layout, planes):
         S.store_i16(b, S.vishl(sums, exponents))
         S.store_even_i16(c, S.vishl(S.viadd(sums, S.viswap(sums)), exponents))
 
-    def quantize_q32(args, tid, n_threads):
-        x0, x_stride, m, k = (S.peek_i64(args), S.peek_i64(args + 8), S.peek_i64(args + 16),
-                              S.peek_i64(args + 24))
-        q0, q_stride, q_plane = (S.peek_i64(args + 32), S.peek_i64(args + 40),
-                                 S.peek_i64(args + 48))
-        d0, d_stride = S.peek_i64(args + 56), S.peek_i64(args + 64)
-        a0, a_stride = S.peek_i64(args + 72), S.peek_i64(args + 80)
-        b0, b_stride = S.peek_i64(args + 88), S.peek_i64(args + 96)
-        units = k // 32
-        for i in range(m * units * tid // n_threads, m * units * (tid + 1) // n_threads):
-            r, u = i // units, i % units
-            x = x0 + r * x_stride + 128 * u
-            q = q0 + r * q_stride + 32 * u
-            top = largest(x, 32)
-            d, inverse = scale_of(top, limit)
-            low0, high0 = put16(x, inverse, q, q_plane)
-            low1, high1 = put16(x + 64, inverse, q + 16, q_plane)
-            total = low0 + low1 + 256 * (high0 + high1)
-            S.poke_f32(d0 + r * d_stride + 4 * u, d)
-            S.poke_i32(a0 + r * a_stride + 4 * u, -8 * total)
-            S.poke_f32(b0 + r * b_stride + 4 * u, d * S.f32_from_i32(total))
+    return scale_256, put_sums
+
+
+def _build_q256(two_terms):
+    _, scale_of = _scale_functions()
+    scale_256, put_sums = _q256_functions(two_terms)
+    put16 = _codes_function(two_terms)
+    finest = _limit(two_terms) if two_terms else np.float32(1016.0)  # 127 * 2^3
+    slot, high_slot, factor_slot = S.stack(1024), S.stack(1024), S.stack(64)
 
     def quantize_q256(args, tid, n_threads):
         x0, x_stride, m, k = (S.peek_i64(args), S.peek_i64(args + 8), S.peek_i64(args + 16),
@@ -114,31 +152,23 @@ def build(layout, planes):
         c0, c_stride, c_plane = (S.peek_i64(args + 112), S.peek_i64(args + 120),
                                  S.peek_i64(args + 128))
         units = k // 256
-        scratch, highs, factors = slot(), high_slot(), factor_slot()
+        lows, highs, factors = slot(), high_slot(), factor_slot()
         for i in range(m * units * tid // n_threads, m * units * (tid + 1) // n_threads):
             r, u = i // units, i % units
-            x = x0 + r * x_stride + 1024 * u
-            q = q0 + r * q_stride + 256 * u
-            top, exponents, steps = scale_256(x, scratch)
-            d, inverse = scale_of(top, limit if two_terms else f32(1016.0))  # 127 * 2^3
+            x, q = x0 + r * x_stride + 1024 * u, q0 + r * q_stride + 256 * u
+            top, exponents, steps = scale_256(x, lows)
+            d, inverse = scale_of(top, finest)
             S.poke_f32(d0 + r * d_stride + 4 * u, d)
             S.store_f32(factors, S.vmul(S.splat_f32(inverse), steps))
-            for i in range(16):
-                codes = S.splat_i32(0)
-                if inverse > f32(0.0):
-                    wide = S.vmul(S.load_f32(x + 64 * i), S.splat_f32(S.peek_f32(factors + 4 * i)))
-                    codes = S.vi32_f32(S.vrint(wide))
+            for j in range(16):
+                low, high = put16(x + 64 * j, S.peek_f32(factors + 4 * j), q + 16 * j, q_plane)
+                S.store_i32(lows + 64 * j, low)
                 if two_terms:
-                    high = S.viashr(S.viadd(codes, S.splat_i32(128)), S.splat_i32(8))
-                    codes = S.visub(codes, S.vishl(high, S.splat_i32(8)))
-                    S.store_i8(q + q_plane + 16 * i, high)
-                    S.store_i32(highs + 64 * i, high)
-                S.store_i8(q + 16 * i, codes)
-                S.store_i32(scratch + 64 * i, codes)
+                    S.store_i32(highs + 64 * j, high)
             S.store_even_i32(a0 + r * a_stride + 32 * u, exponents)
             b, c = b0 + r * b_stride + 32 * u, c0 + r * c_stride + 16 * u
-            put_sums(b, c, scratch, exponents)
+            put_sums(b, c, lows, exponents)
             if two_terms:
                 put_sums(b + b_plane, c + c_plane, highs, exponents)
 
-    return quantize_q32 if layout == "q32" else quantize_q256
+    return quantize_q256
