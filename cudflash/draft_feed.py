@@ -40,7 +40,9 @@ class DraftFeed:
         self._runner.set_taps(self._drafter.taps)
         self.n_keepable = self._runner.n_keepable_taps
         self.captures = wanted or not self._drafter.taps
-        if not self.captures:
+        taps = self._drafter.taps
+        # Recording a pass takes dozens of a quick target's steps, capturing in vain next to nothing.
+        if not self.captures and not self._runner.has_recorded_step(taps):
             self._runner.set_taps(())
 
     @property

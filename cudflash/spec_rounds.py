@@ -25,7 +25,7 @@ from cudflash.spec.acceptance import MATCH, PLAIN, LogitRows, decide, rule_in_ef
 from cudflash.spec.diagnosis import FIRST_PROPOSALS, diagnose_drafter, zero_acceptance
 from cudflash.spec.economy import ECONOMY, MEASURE
 from cudflash.spec.gate import AUTO, OPEN, AcceptanceGate, GateStatus
-from cudflash.spec.prospects import DRAFT, QUICK_MS, SUSPECT, TIMINGS, TRY
+from cudflash.spec.prospects import DRAFT, QUICK_MS, SHORT_MS, SUSPECT, TIMINGS, TRY
 from cudflash.spec.round import RoundState
 from cudflash.spec.stats import SpecStats
 from cudflash.spec.transaction import Transaction
@@ -60,7 +60,7 @@ class SpecRounds(Rounds):
         self._feed = DraftFeed(runner, drafter)
         self._feeds = True  # the open block's rows are shown to the drafter
         self._keeps = False  # the open block's row is to be kept back
-        self._row_ms = 0.0  # of the prompt's last pass
+        self._may_be_quick = False  # as far as the prompt's last pass tells
         self._rest_until = 0  # committed rows before which rounds are plain ones, without a thought
         self._resting = False  # rounds are made without block and drafts
         self._newest = self._chosen = self._ms = None  # anchor, choice and time of such a round
@@ -134,7 +134,7 @@ class SpecRounds(Rounds):
             transaction.commit(len(tokens), observed=seen and not owed)
         if owed:
             self._feed.owe(tokens)
-        self._row_ms = ms / len(tokens)
+        self._may_be_quick = ms < max(SHORT_MS, QUICK_MS * len(tokens))
         if self._options.costs is not None and not recording:  # else it is longer than need be
             self._options.costs.note_rows(len(tokens), ms)
         self._note_fault()
@@ -164,7 +164,7 @@ class SpecRounds(Rounds):
         """Find out how quick the target is, if that is not known, and what follows from it."""
         costs = self._options.costs
         room = self._runner.cache.n_ctx - self._runner.cache.length
-        if costs.plain.ms is None and room and self._row_ms < QUICK_MS:
+        if costs.plain.ms is None and room and self._may_be_quick:
             taps = self._feed.captures
             self._feed.capture(False)  # the pass that a pause replays
             recorded = self._runner.record_ms

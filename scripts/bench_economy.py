@@ -25,16 +25,13 @@ from bench_common import machine
 MODES = ("off", "auto")
 
 
-PROMPT = 64  # tokens
-
-
-def load(draft, threads):
+def load(draft, threads, n_prompt):
     """The embedded pair, and the ids of a prompt: the beginning of that of `cudflash demo`."""
     import cudflash
     from cudflash.demo import demo_prompt
 
     engine = cudflash.load("demo", f"demo:{draft}", device="cpu", threads=threads)
-    return engine, list(engine.tokenizer.encode(demo_prompt()))[:PROMPT]
+    return engine, list(engine.tokenizer.encode(demo_prompt()))[:n_prompt]
 
 
 def measure(engine, ids, n_tokens, mode):
@@ -59,16 +56,16 @@ def measure(engine, ids, n_tokens, mode):
     }  # fmt: skip
 
 
-def child(draft, threads, n_tokens, mode):
+def child(draft, threads, n_prompt, n_tokens, mode):
     """The first answer of this process."""
-    engine, ids = load(draft, threads)
+    engine, ids = load(draft, threads, n_prompt)
     print(json.dumps(measure(engine, ids, n_tokens, mode)))
 
 
-def first_answer(draft, threads, n_tokens, mode):
+def first_answer(draft, threads, n_prompt, n_tokens, mode):
     """The first answer of a process of its own."""
     command = [sys.executable, __file__, "--child", mode, "--drafts", draft]
-    command += ["--threads", str(threads), "--tokens", str(n_tokens)]
+    command += ["--threads", str(threads), "--tokens", str(n_tokens), "--prompt", str(n_prompt)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -111,6 +108,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=1000)
+    parser.add_argument("--prompt", type=int, default=64, help="tokens of the prompt")
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--drafts", default="dflash,dflash2")
     parser.add_argument("--kinds", default="first,later")
@@ -118,7 +116,7 @@ def main():
     options = parser.parse_args()
     drafts, threads = options.drafts.split(","), [int(n) for n in options.threads.split(",")]
     if options.child:
-        child(drafts[0], threads[0], options.tokens, options.child)
+        child(drafts[0], threads[0], options.prompt, options.tokens, options.child)
         return
     before, records = os.getloadavg(), []
     print("| draft | threads | answer | pairs | plain, ms | auto / plain, wall | processor | "
@@ -127,10 +125,13 @@ def main():
     for draft in drafts:
         for n_threads in threads:
             if "first" in options.kinds:
-                found = pairs(partial(first_answer, draft, n_threads, options.tokens), options.pairs)
+                answer = partial(
+                    first_answer, draft, n_threads, options.prompt, options.tokens
+                )
+                found = pairs(answer, options.pairs)
                 records.append(row(draft, n_threads, "first", found))
             if "later" in options.kinds:
-                engine, ids = load(draft, n_threads)
+                engine, ids = load(draft, n_threads, options.prompt)
                 measure(engine, ids, options.tokens, "off")
                 found = pairs(partial(measure, engine, ids, options.tokens), options.pairs)
                 engine.close()
@@ -138,7 +139,7 @@ def main():
     loads = ", ".join(f"{load[0]:.1f}" for load in (before, os.getloadavg()))
     print(f"\nLoad before and after: {loads}; {os.cpu_count()} processors.")
     print(json.dumps({**machine(), "load": [before, os.getloadavg()], "tokens": options.tokens,
-                      "rows": records}))  # fmt: skip
+                      "prompt": options.prompt, "rows": records}))  # fmt: skip
 
 
 if __name__ == "__main__":

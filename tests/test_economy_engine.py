@@ -1,8 +1,11 @@
 """Measured times decide what ``auto`` drafts, and nothing else: whole answers, any decisions."""
 
 import random
+import time
 
 import pytest
+
+import cudflash
 
 from cudflash.cli.draft_options import draft_line
 from cudflash.drafters import AlwaysWrong, KeepK, Oracle
@@ -230,3 +233,29 @@ def test_a_drafting_round_counts_with_what_it_takes_beside_its_passes():
                                speculative="on")  # fmt: skip
     assert running.result().stats["speculative"]["draft_rounds"] > 3
     assert 0.0 < running._rounds._state.around_ms < 100.0
+
+
+def test_a_short_prompt_does_not_hide_that_the_target_is_quick(monkeypatch):
+    """Catches a first answer that takes the loading of kernels for the time of a step, and drafts at
+    once: a fifth slower over 1,000 tokens. And a second recording of the plain pass."""
+    from cudflash.model.runner import Runner
+
+    step, seen = Runner.step, []
+
+    def slow_at_first(self, *args, **kwargs):
+        if not seen:
+            time.sleep(0.015)
+        seen.append(args)
+        return step(self, *args, **kwargs)
+
+    one = cudflash.load("demo", "demo:dflash", device="cpu", n_ctx=128)
+    monkeypatch.setattr(Runner, "step", slow_at_first)
+    session = one.session()
+    part = session.generate([65], max_tokens=40, sampling=GREEDY, ignore_eos=True).result().speculation
+    assert seen and one.round_costs.plain.ms < 10
+    first = part["economy"]["events"][0]
+    assert first["kind"] == "paused" and first["round"] == 0
+    assert part["trace"][0]["drafted"] == []
+    recorded = {key[3] for key in session._runner._graphs if key[0] == 1}
+    assert len(recorded) == 1, "the pass of one row was recorded with layers captured and without"
+    one.close()

@@ -6,6 +6,7 @@ record that passes, every figure can be computed: times are finite, and none tha
 
 import math
 
+from cudflash import defaults
 from cudflash.errors import FormatError
 
 FASTEST_MS, SLOWEST_MS = 1e-6, 1e12  # of anything that was timed: a nanosecond, thirty years
@@ -37,12 +38,12 @@ class Field:
 
 
 class Fields(Field):
-    """An object with fields of its own; others are not looked at."""
+    """An object with fields of its own, some of which older records lack; others are not looked at."""
 
-    def __init__(self, fields, null=False):
+    def __init__(self, fields, null=False, optional=()):
         expected = "an object or null" if null else "an object"
         super().__init__(expected, lambda v: isinstance(v, dict) or null and v is None)
-        self.fields = fields
+        self.fields, self.optional = fields, optional
 
     def check(self, value, path):
         """Raise FormatError, naming the first field that is wrong."""
@@ -50,13 +51,15 @@ class Fields(Field):
         if value is None:
             return
         for key, field in self.fields.items():
+            if key not in value and key in self.optional:
+                continue
             if key not in value:
                 raise FormatError(f"{path}.{key} is missing")
             field.check(value[key], f"{path}.{key}")
 
     def or_null(self):
         """The same, or null."""
-        return Fields(self.fields, null=True)
+        return Fields(self.fields, True, self.optional)
 
 
 class Rows(Field):
@@ -124,7 +127,8 @@ DRAFT = Fields({
     "path": TEXT, "sha256": TEXT, "kind": TEXT, "block_size": SOME,
     "taps": Fields({"value": Rows(COUNT)}),
     "window": SETTING, "sink": SETTING, "full_block": FLAG,
-})  # fmt: skip
+    "activations": _word(*defaults.ACTIVATION_TYPES),
+}, optional=("activations",))  # fmt: skip
 GROUP = Fields({
     "name": TEXT, "lanes": Rows(LANE), "target": Fields({"path": TEXT, "sha256": TEXT}),
     "draft": DRAFT.or_null(), "device": Fields({"kind": TEXT, "name": TEXT}), "kernel_path": TEXT,

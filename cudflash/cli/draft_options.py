@@ -20,7 +20,7 @@ identity_option = click.option(
     help="Refuse a pair that is not the one of FILE (see 'cudflash identity').",
 )
 
-# What an identity depends on beside the files, for commands that load nothing.
+# What memory and identity depend on beside the files, for commands that load nothing.
 conditioning_options = options(
     *(click.option(name, type=int, metavar="N", help="As for generate.")
       for name in ("--draft-window", "--draft-sink")),

@@ -18,6 +18,7 @@ from cudflash.cli.common import (
 from cudflash.cli.draft_options import (
     DRAFT_SETTINGS,
     check_pair,
+    conditioning_options,
     drafter_option,
     find_draft,
     identity_option,
@@ -53,13 +54,8 @@ _KINDS = (
 )  # fmt: skip
 @click.option("--no-draft", is_flag=True, help="Count no draft.")
 @drafter_option
-@click.option("--draft-window", type=int, metavar="N", help="As for generate.")
-@click.option("--draft-sink", type=int, metavar="N", help="As for generate.")
-@click.option("--draft-activations", metavar="TYPE", help="As for generate.")
+@conditioning_options
 @identity_option
-@click.option(
-    "--activations", metavar="TYPE", help="Precision of activations, as for generate: int8, int8x2."
-)
 @click.option(
     "--memory",
     metavar="SIZE",

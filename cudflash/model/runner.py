@@ -272,6 +272,11 @@ class Runner:
         key = (n_rows, which, True, tuple(taps), top)
         return any(known[:5] == key for known in self._graphs)
 
+    def has_recorded_step(self, taps):
+        """Whether a pass of one row was recorded with these layers captured, and none without any."""
+        known = {key[3] for key in self._graphs if key[0] == 1}
+        return tuple(taps) in known and () not in known
+
     def _graph(self, key):
         graph = self._graphs.get(key)
         if graph is None:

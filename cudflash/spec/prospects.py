@@ -22,6 +22,8 @@ Each is told with its price, so that it is paid for before it is begun.
 
 from dataclasses import dataclass
 
+# A prompt's pass that takes less, whatever its rows: it may have been the loading of kernels.
+SHORT_MS = 50.0
 QUICK_MS = 2.0  # a plain step below which the work around it shows (about 0.02 ms per round)
 WORTH = 1.15  # least ceiling that is worth a trial: real drafts are not all accepted
 RECORDINGS = 3.0  # of a pass like the target's, in all: verifying, draft, its context, taps

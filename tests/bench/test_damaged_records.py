@@ -105,6 +105,8 @@ def test_any_field_replaced_is_shown_or_refused(odd):
         (("runs", 0, "prompt_ms"), -1e308, r"runs\[0\].prompt_ms is '-1e\+308', expected 0 or"),
         (("runs", 0, "cached_tokens"), 21, r"runs\[0\].cached_tokens is 21, expected at most 20"),
         (("runs", 1, "counts", "tested_at"), [6], r"runs\[1\].counts: proposed_at, .* positions"),
+        (("groups", 0, "draft", "activations"), 5, r"groups\[0\].draft.activations is '5', expected"),
+        (("groups", 0, "draft", "activations"), "foo", "is 'foo', expected one of int8, int8x2"),
         (("verify_cost", 0, "m"), 3, "verify_cost of dflash2 after 0 tokens has no m of 1"),
         (("verify_cost", 1, "ms"), [1.0], r"verify_cost\[1\].ms has 1 turns, expected 2"),
     ],
