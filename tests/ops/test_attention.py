@@ -216,6 +216,17 @@ def test_keys_that_some_rows_of_a_block_see_touch_no_other(group):
             assert_same_bits(found[r : r + 1], alone[r])
 
 
+def test_a_first_chunk_is_merged_into_zero():
+    """Catches a first chunk that is copied as it is: 0 * 0 + x has no negative zero."""
+    case = Case(2, 1, 64, 8, 128, kv_type="f32", n_rows=1)
+    case.k[:], case.q[:] = 0.0, 1.0
+    case.k[0, 0, 0], case.v[0] = 4.0, 0.0  # the largest weight
+    case.v[1:] = np.float32(-1.2e-38)  # times a small weight it is flushed, and keeps its sign
+    case.write(slice(0, 8))
+    found = case.run(scale=1.0)
+    assert not (np.signbit(found) & (found == 0)).any()
+
+
 def test_attention_fails_closed_on_bad_positions():
     """Catches a read outside the cache: a row without a sound set of keys is NaN."""
     case = Case(4, 2, 64, 256, 256, n_rows=3)
