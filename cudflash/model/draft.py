@@ -15,6 +15,8 @@ Source: z-lab dflash 0.1.0 ``dflash/model.py``; llama.cpp 0c1e57098bba ``src/mod
 (409-562 convolution and selector, 567-856 both modes).
 """
 
+from functools import partial
+
 from cudflash.model import inputs as row_inputs
 
 
@@ -59,11 +61,13 @@ class ContextPass(_Pass):
     context : DraftContext
     positions : int32 buffers (all, ring, sink) of shape (M,)
         Absolute positions; those at and past the sink; those in the sink. -1: not written.
+    recorder : Recorder
+        Of the layers.
     """
 
-    def __init__(self, ops, model, work, context, positions):
+    def __init__(self, ops, model, work, context, positions, recorder):
         super().__init__(ops, model, work)
-        self.context = context
+        self.context, self.recorder = context, recorder
         self.positions, self.ring, self.sink = positions
 
     def run(self):
@@ -77,16 +81,21 @@ class ContextPass(_Pass):
         projections = [m for layer in self.model.layers for m in (layer.attn_k, layer.attn_v)]
         inputs = self.quantize(c, projections)
         k, v = work.view("context_k", n, n_kv), work.view("context_v", n, n_kv)
-        for layer, cache in zip(self.model.layers, self.context.layers, strict=True):
-            self.linear(k, inputs, layer.attn_k)
-            self.linear(v, inputs, layer.attn_v)
-            self.norm_and_rotate(k, layer.attn_k_norm, self.positions)
-            k3, v3 = self.heads(k), self.heads(v)
-            if cache.sink_k is None:
-                ops.kv_write(cache.k, cache.v, k3, v3, self.positions)
-            else:
-                ops.kv_write(cache.k, cache.v, k3, v3, self.ring)
-                ops.kv_write(cache.sink_k, cache.sink_v, k3, v3, self.sink)
+        layers = zip(self.model.layers, self.context.layers, strict=True)
+        for index, (layer, cache) in enumerate(layers):
+            self.recorder.record(index, None, partial(self.layer, layer, cache, inputs, k, v))
+
+    def layer(self, layer, cache, inputs, k, v):
+        """Keys and values of one layer."""
+        self.linear(k, inputs, layer.attn_k)
+        self.linear(v, inputs, layer.attn_v)
+        self.norm_and_rotate(k, layer.attn_k_norm, self.positions)
+        k3, v3 = self.heads(k), self.heads(v)
+        if cache.sink_k is None:
+            self.ops.kv_write(cache.k, cache.v, k3, v3, self.positions)
+        else:
+            self.ops.kv_write(cache.k, cache.v, k3, v3, self.ring)
+            self.ops.kv_write(cache.sink_k, cache.sink_v, k3, v3, self.sink)
 
 
 class BlockPass(_Pass):
@@ -102,11 +111,14 @@ class BlockPass(_Pass):
         Rows of the block: the anchor and n_rows - 1 masks.
     n_tokens : int
         Draft rows whose logits are wanted.
+    recorder : Recorder
+        Of the layers.
     """
 
-    def __init__(self, ops, model, work, context, inbox, outbox, n_rows, n_tokens):
+    def __init__(self, ops, model, work, context, inbox, outbox, n_rows, n_tokens, recorder):
         super().__init__(ops, model, work)
         self.context, self.inbox, self.outbox = context, inbox, outbox
+        self.recorder = recorder
         self.n_rows, self.n_tokens = n_rows, n_tokens
         self.x, self.h, self.y = (
             work.view(name, n_rows, self.config.hidden_dim) for name in ("x", "h", "y")
@@ -119,9 +131,9 @@ class BlockPass(_Pass):
         self.ops.embed_rows(
             self.x, self.model.embedding, self.inbox.ids[: self.n_rows], config.embedding_scale
         )
-        for layer, cache in zip(self.model.layers, self.context.layers, strict=True):
-            self.attention(layer, cache)
-            self.feed_forward(layer)
+        layers = zip(self.model.layers, self.context.layers, strict=True)
+        for index, (layer, cache) in enumerate(layers):
+            self.recorder.record(index, None, partial(self.layer, layer, cache))
         hidden = self.work.view("hidden", self.n_rows, config.hidden_dim)
         self.ops.rms_norm(hidden, self.x, self.model.output_norm, config.rms_eps)
         logits = self.head(hidden[: self.n_tokens + 1])
@@ -130,6 +142,11 @@ class BlockPass(_Pass):
             self.select(hidden[1 : self.n_tokens + 1], logits[1:])
         else:
             self.ops.argmax(self.outbox.ids[: self.n_tokens + 1], logits)
+
+    def layer(self, layer, cache):
+        """One layer of the block."""
+        self.attention(layer, cache)
+        self.feed_forward(layer)
 
     def attention(self, layer, cache):
         """x += finish(W_o attention(W_q, W_k, W_v of prepare(norm(x))))."""

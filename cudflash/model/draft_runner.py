@@ -15,6 +15,7 @@ from cudflash.model.buffers import Allocator
 from cudflash.model.draft import BlockPass, ContextPass
 from cudflash.model.draft_buffers import CONTEXT_ROWS, InBox, OutBox
 from cudflash.model.draft_context import DraftContext
+from cudflash.model.repeats import Repeats
 
 MAX_GRAPHS = 96  # recorded passes kept: one per number of context rows, one per kind of block
 
@@ -77,6 +78,8 @@ class DraftRunner:
         self._host = np.empty((3, CONTEXT_ROWS), np.int32)
         self._rows = np.arange(CONTEXT_ROWS, dtype=np.int32)
         self._graphs = OrderedDict()
+        owners = tuple(zip(model.layers, self.context.layers, strict=True))
+        self._repeats = Repeats(ops, model.config.layers, owners)
         self._start = None  # length before the observed rows
         self._asked = 0  # draft rows of the last block
 
@@ -310,13 +313,16 @@ class DraftRunner:
         return graph
 
     def _record(self, key):
+        recorder = self._repeats.recorder()
         if key[0] == "context":
             positions = [row[: key[1]] for row in self._positions]
-            one = ContextPass(self._ops, self._model, self._work, self.context, positions)
+            one = ContextPass(
+                self._ops, self._model, self._work, self.context, positions, recorder
+            )
         else:
             one = BlockPass(
                 self._ops, self._model, self._work, self.context, self._inbox, self._outbox,
-                *key[1:],
+                *key[1:], recorder,
             )  # fmt: skip
         with self._ops.capture() as graph:
             one.run()

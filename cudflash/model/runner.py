@@ -13,7 +13,15 @@ import numpy as np
 from cudflash.model.buffers import Allocator
 from cudflash.model.cache import TargetCache
 from cudflash.model.outcome import STOP_IDS
-from cudflash.model.transformer import ALL, LAST, NONE, Pass, selected_rows, tap_buffer
+from cudflash.model.transformer import (
+    ALL,
+    LAST,
+    NONE,
+    Pass,
+    layer_repeats,
+    selected_rows,
+    tap_buffer,
+)
 
 STOP_ROWS, REGULAR_STOPS = 256, 2  # checkpoints of a prompt: see ``Runner.prompt_stops``
 KEPT_TAPS = 240  # rows of taps that can be kept for later
@@ -62,6 +70,7 @@ class Runner:
         self.tokens = []
         self._block = []  # ids of the open block
         self._graphs = OrderedDict()
+        self._repeats = layer_repeats(ops, model, self.cache)
         self.record_ms, self.least_record_ms = 0.0, None
         self._taps = ()
         self._tap_buffers = {}  # by number of taps: what one answer taps, the next may not
@@ -96,6 +105,7 @@ class Runner:
         self._graphs.clear()
         self._tap_buffers.clear()
         self._model = self._work = self._inputs = self._stops = self.allocator = None
+        self._repeats = None
         self.cache.layers = ()
 
     # -- taps -----------------------------------------------------------------------------------
@@ -296,7 +306,7 @@ class Runner:
         only_head = key[0] == "head"
         n = self._work.max_rows if only_head else key[0]
         ids, positions = self._inputs[0, :n], self._inputs[1, :n]
-        one = Pass(self._ops, self._model, self._work, self.cache, ids, positions)
+        one = Pass(self._ops, self._model, self._work, self.cache, ids, positions, self._repeats)
         with self._ops.capture() as graph:
             if only_head:
                 one.head(slice(key[1], key[2]))

@@ -12,10 +12,12 @@ qwen35}.cpp``.
 """
 
 import math
+from functools import partial
 
 import numpy as np
 
 from cudflash.model import inputs as row_inputs
+from cudflash.model.repeats import Repeats
 
 ALL, LAST, NONE = "all", "last", "none"  # rows that leave the last layer
 
@@ -23,6 +25,11 @@ ALL, LAST, NONE = "all", "last", "none"  # rows that leave the last layer
 def selected_rows(n_rows, which):
     """Slice of an M-row pass for one of ALL, LAST, NONE."""
     return {ALL: slice(0, n_rows), LAST: slice(n_rows - 1, n_rows), NONE: slice(0, 0)}[which]
+
+
+def layer_repeats(ops, model, cache):
+    """Repeats of the layers of a model with their caches."""
+    return Repeats(ops, model.config.layers, tuple(zip(model.layers, cache.layers, strict=True)))
 
 
 class Pass:
@@ -35,10 +42,13 @@ class Pass:
     work : Workspace
     cache : TargetCache
     ids, positions : int32 buffers of shape (M,)
+    repeats : Repeats, optional
+        Of model and cache, where several passes share them.
     """
 
-    def __init__(self, ops, model, work, cache, ids, positions):
+    def __init__(self, ops, model, work, cache, ids, positions, repeats=None):
         self.ops, self.model, self.config = ops, model, model.config
+        self.repeats = repeats
         self.work, self.cache = work, cache
         self.ids, self.positions = ids, positions
         self.n_rows = len(ids)
@@ -64,17 +74,24 @@ class Pass:
             which = ALL
         self.cache.open(self.positions)
         self.embed()
+        repeats = self.repeats or layer_repeats(self.ops, self.model, self.cache)
+        recorder = repeats.recorder()
         for index, layer in enumerate(self.model.layers):
             last = index == n_layers - 1
             rows = selected_rows(self.n_rows, which if last else ALL)
-            mix = self.attention if config.layers[index].delta is None else self.delta_net
-            mix(config.layers[index], layer, self.cache.layers[index], rows)
-            if rows.start == rows.stop:
-                return
-            self.feed_forward(config.layers[index], layer, rows)
+            cache = self.cache.layers[index]
+            steps = partial(self.layer, config.layers[index], layer, cache, rows)
+            recorder.record(index, (rows.start, rows.stop), steps)
             for slot, tapped in enumerate(taps):
                 if tapped == index:
                     self.ops.copy(taps_out[:, slot], self.x)
+
+    def layer(self, config, layer, cache, rows):
+        """One layer; without rows that leave it, its keys, values and states alone."""
+        mix = self.attention if config.delta is None else self.delta_net
+        mix(config, layer, cache, rows)
+        if rows.start != rows.stop:
+            self.feed_forward(config, layer, rows)
 
     def embed(self):
         """x = embedding rows, scaled or normed where the architecture says so."""

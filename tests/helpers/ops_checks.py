@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from cudflash.ops import cpu as ops
-from cudflash.ops.cpu import runtime
+from cudflash.ops.cpu import program
 
 ROOT = Path(__file__).resolve().parents[2]
 ROW_COUNTS = (1, 2, 3, 7, 8, 16, 33)
@@ -65,9 +65,9 @@ def check_row_independence(run):
         The rows, evaluated one by one.
     """
     n_rows = max(ROW_COUNTS)
-    before, serial = ops.threads(), runtime._SERIAL_BYTES
+    before, serial = ops.threads(), program._SERIAL_BYTES
     try:
-        runtime._SERIAL_BYTES = -1  # share out even the smallest launch
+        program._SERIAL_BYTES = -1  # share out even the smallest launch
         ops.set_threads(1)
         single = np.concatenate([run(slice(r, r + 1)) for r in range(n_rows)])
         for n_threads in THREAD_COUNTS:
@@ -77,7 +77,7 @@ def check_row_independence(run):
                     assert_same_bits(run(slice(start, start + m)), single[start:start + m])
     finally:
         ops.set_threads(before)
-        runtime._SERIAL_BYTES = serial
+        program._SERIAL_BYTES = serial
     return single
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from cudflash.errors import UsageError
 from cudflash.ops import cpu as ops
-from cudflash.ops.cpu import jit, runtime
+from cudflash.ops.cpu import jit, program
 from cudflash.ops.cpu.formats import FORMATS, TILE_ROWS
 from tests.reference import packed_model
 
@@ -69,7 +69,7 @@ def assert_same_bits(found, expected):
 @pytest.fixture(autouse=True)
 def two_threads(monkeypatch):
     """Share out even the small launches of these tests."""
-    monkeypatch.setattr(runtime, "_SERIAL_BYTES", -1)
+    monkeypatch.setattr(program, "_SERIAL_BYTES", -1)
     ops.set_threads(2)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from cudflash.errors import UsageError
 from cudflash.ops import cpu as ops
-from cudflash.ops.cpu import runtime, special
+from cudflash.ops.cpu import program, special
 from tests.helpers import exact_f32 as E
 from tests.helpers.delta_net import F32, Model, Rows, Shape, State, conv_weight, lane_sum
 from tests.helpers.ops_checks import (
@@ -34,7 +34,7 @@ SCALE = 0.25
 
 @pytest.fixture(params=THREAD_COUNTS, autouse=True)
 def n_threads(request, monkeypatch):
-    monkeypatch.setattr(runtime, "_SERIAL_BYTES", -1)
+    monkeypatch.setattr(program, "_SERIAL_BYTES", -1)
     ops.set_threads(request.param)
 
 

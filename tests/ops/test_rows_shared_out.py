@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cudflash.ops import cpu as ops
-from cudflash.ops.cpu import runtime
+from cudflash.ops.cpu import program, runtime
 from tests.ops.test_matmul import activations_with_outliers, assert_same_bits, random_rows
 
 ROWS, WIDTH, HEADS = 8, 256, 4
@@ -116,7 +116,7 @@ def memory(span):
 def run_share(op, thread, n_threads):
     """One thread's part of a launch, and nothing of the others'."""
     scratch = np.zeros(2, np.int64)
-    call = runtime._NATIVE(op.kernel.address)
+    call = program.NATIVE(op.kernel.address)
     call(scratch.ctypes.data, scratch.ctypes.data + 8, op.args, thread, n_threads)
 
 

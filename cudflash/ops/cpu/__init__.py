@@ -34,6 +34,7 @@ from cudflash.ops.cpu.recurrent import (
     recurrent_open,
     short_conv,
 )
+from cudflash.ops.cpu.repeat import moves, recorded, repeat
 from cudflash.ops.cpu.rotary import rope
 from cudflash.ops.cpu.runtime import (
     capture,
@@ -53,9 +54,9 @@ __all__ = [
     "CHUNK", "accept_greedy", "add", "add_bias", "argmax", "attention", "attention_span", "capture",
     "check_finite", "copy", "copy_in", "delta_gates", "delta_rule", "download", "dynamic_conv",
     "embed_rows", "embedding_nbytes", "embedding_table", "empty", "gated_rms_norm", "geglu",
-    "geglu_quantize", "kv_cache", "kv_write", "l2_norm", "matmul", "move", "norm_quantize", "pack",
-    "pack_all", "packed_nbytes", "quantize_rows", "quantized_rows", "recurrent_copy",
-    "recurrent_open", "rms_norm", "rope", "scale", "selector_lattice", "selector_walk",
+    "geglu_quantize", "kv_cache", "kv_write", "l2_norm", "matmul", "move", "moves", "norm_quantize", "pack",
+    "pack_all", "packed_nbytes", "quantize_rows", "quantized_rows", "recorded", "recurrent_copy",
+    "recurrent_open", "repeat", "rms_norm", "rope", "scale", "selector_lattice", "selector_walk",
     "set_threads", "short_conv", "sigmoid_gate", "sigmoid_gate_quantize", "softcap", "swiglu",
     "swiglu_quantize", "threads", "top_k", "upload", "zeros",
 ]

@@ -439,7 +439,7 @@ def build_chunks(kv, d, block):
                 first, last = min(first, lo // CHUNK), max(last, (hi - 1) // CHUNK + 1)
         n_chunks = max(last - first, np.int64(0))
         own, base, part, parts = n_blocks, np.int64(0), tid, n_threads
-        if row_shares > 0 and row_shares % n_threads == 0:  # as ``runtime._Op.placed`` decides
+        if row_shares > 0 and row_shares % n_threads == 0:  # as ``program.Op.placed`` decides
             own, part, parts = n_blocks // n_threads, np.int64(0), np.int64(1)
             base = own * tid
         items = n_kv * own * n_chunks

@@ -93,7 +93,7 @@ def build_span(kv, d, block):
         ranges, m_l_c, m_l = bounds + 16 * block, bounds + 32 * block, bounds + 40 * block
         sound = bounds + 48 * block
         own, base, start_at, step = n_blocks, np.int64(0), tid, n_threads
-        if row_shares > 0 and row_shares % n_threads == 0:  # as ``runtime._Op.placed`` decides
+        if row_shares > 0 and row_shares % n_threads == 0:  # as ``program.Op.placed`` decides
             own, start_at, step = n_blocks // n_threads, np.int64(0), np.int64(1)
             base = own * tid
         for item in range(start_at, n_kv * own, step):

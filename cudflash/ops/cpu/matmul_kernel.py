@@ -314,7 +314,7 @@ def build(name, rows, planes, isa):
         tiles = (n + 15) // 16
         first_tile, last_tile = tiles * tid // n_threads, tiles * (tid + 1) // n_threads
         first_row, last_row = np.int64(0), m
-        if row_shares > 0 and row_shares % n_threads == 0:  # as ``runtime._Op.placed`` decides
+        if row_shares > 0 and row_shares % n_threads == 0:  # as ``program.Op.placed`` decides
             first_tile, last_tile = np.int64(0), tiles
             first_row, last_row = m * tid // n_threads, m * (tid + 1) // n_threads
         scratch = spill()

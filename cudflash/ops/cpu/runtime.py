@@ -18,10 +18,7 @@ import numpy as np
 
 from cudflash.errors import DeviceError, UsageError
 from cudflash.ops.cpu import jit
-
-_NATIVE = ctypes.CFUNCTYPE(
-    ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p,
-    ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+from cudflash.ops.cpu.program import NATIVE, Op, build_program
 
 _BYTE = ctypes.c_char
 _ALIGNMENT = 64
@@ -30,11 +27,6 @@ _CHUNK_BYTES = 16 << 20
 _CHUNKED = (32 << 10, 4 << 20)  # sizes that share a chunk
 _chunk = [None, 0]  # the chunk being filled, bytes used; a chunk lives as long as its arrays
 _chunk_lock = threading.Lock()
-# A launch that touches less than this is left to one thread: neighbours of its kind then need no
-# barrier between them, and a barrier costs as much as the work.
-_SERIAL_BYTES = 48 * 1024
-# The same where every thread goes on with the rows it had before, which takes no barrier.
-_SERIAL_BYTES_BY_ROWS = 3584
 # More would only wait for each other; every supported machine has fewer cores.
 MAX_THREADS = 1024
 # Pauses of a worker between two programs before it sleeps, about 200 us: what Python does there in a
@@ -131,30 +123,6 @@ def move(buffer, source):
     buffer[...] = source
 
 
-class _Op:
-    """One kernel launch: entry point, address of its argument block, what it keeps alive.
-
-    ``reads`` and ``writes`` are address ranges (first, past the last, by rows): "by rows" where
-    thread t of T touches the t-th of T equal parts and nothing else, provided T divides ``rows``.
-    """
-
-    __slots__ = ("kernel", "args", "reads", "writes", "keep", "touched", "rows")
-
-    def __init__(self, kernel, args, reads, writes, keep, touched, rows):
-        self.kernel, self.args, self.keep = kernel, args, keep
-        self.reads, self.writes, self.rows = reads, writes, rows
-        self.touched = sum(s[1] - s[0] for s in reads + writes) if touched is None else touched
-
-    def placed(self, n_threads):
-        """(serial, reads, writes) of the launch on so many threads."""
-        by_rows = self.rows > 0 and self.rows % n_threads == 0
-        least = _SERIAL_BYTES_BY_ROWS if by_rows and _SERIAL_BYTES > 0 else _SERIAL_BYTES
-        if self.touched <= least or not by_rows:
-            whole = ([(a, b, False) for a, b, _ in spans] for spans in (self.reads, self.writes))
-            return self.touched <= least, *whole
-        return False, self.reads, self.writes
-
-
 class Span(tuple):
     """Address range (first, past the last) of memory that somebody else keeps alive."""
 
@@ -217,9 +185,12 @@ def submit(kernel, values, *, reads, writes, keep=(), touched=None, rows=0, by_r
     words = [value if type(value) is int else _word(value, spans) for value in values]
     block = numbers("q", words)
     cut = {id(a) for a in by_rows if type(a) is Span or a.flags.c_contiguous}
-    ranges = [[(*_span(a, spans), id(a) in cut) for a in arrays] for arrays in (reads, writes)]
-    op = _Op(kernel, block.buffer_info()[0], *ranges, (block, values, keep), touched, rows)
-    graph = _open_graph()
+    ranges = numbers("q")
+    for arrays in (reads, writes):
+        for a in arrays:
+            ranges.extend((*_span(a, spans), id(a) in cut))
+    op = Op(kernel, block.buffer_info()[0], ranges, len(reads), (block, values, keep), touched, rows)
+    graph = open_graph()
     if graph is None:
         Graph([op]).launch()
     else:
@@ -232,6 +203,7 @@ class Graph:
     def __init__(self, ops=()):
         self._ops = list(ops)
         self._program = None  # (threads, program, its address, its records)
+        self.sections = {}  # of ``repeat``, which records parts of it again
 
     def __len__(self):
         return len(self._ops)
@@ -240,6 +212,10 @@ class Graph:
         """Add one launch; the program is rebuilt at the next ``launch``."""
         self._ops.append(op)
         self._program = None
+
+    def ops(self, first, last):
+        """Launches ``first`` to ``last - 1``."""
+        return self._ops[first:last]
 
     @property
     def n_barriers(self):
@@ -263,61 +239,11 @@ class Graph:
                 return  # else another thread has replaced the pool in the meantime
 
 
-def build_program(ops, n_threads):
-    """Records for ``run_program``: entry point, argument block, barrier before, serial.
-
-    Parameters
-    ----------
-    ops : sequence of _Op
-    n_threads : int
-
-    Returns
-    -------
-    ndarray of shape (len(ops), 4), int64
-    """
-    program = numbers("q")
-    # Work since the last barrier: shared by all threads, or done by thread 0 alone.
-    shared, alone = _Pending(), _Pending()
-    for op in ops:
-        serial, reads, writes = op.placed(n_threads)
-        barrier = shared.conflicts(reads, writes) or (
-            not serial and alone.conflicts(reads, writes))
-        if barrier:
-            shared, alone = _Pending(), _Pending()
-        (alone if serial else shared).add(reads, writes)
-        program.extend((op.kernel.address, op.args, barrier, serial))
-    return np.array(program, np.int64).reshape(-1, 4)
-
-
-class _Pending:
-    """Memory that launches since the last barrier read and write."""
-
-    def __init__(self):
-        self._reads, self._writes = [], []
-
-    def add(self, reads, writes):
-        self._reads += reads
-        self._writes += writes
-
-    def conflicts(self, reads, writes):
-        """Whether a launch that touches this may not run beside these launches."""
-        return (_overlap(writes, self._reads) or _overlap(writes, self._writes)
-                or _overlap(reads, self._writes))
-
-
-def _overlap(spans, others):
-    for a, b, by_rows in spans:
-        for c, d, also in others:
-            if a < d and c < b and not (by_rows and also and a == c and b == d):
-                return True
-    return False
-
-
 class _Capture:
     # The thread only refers to it weakly: an interrupt on the way out of the with statement, which
     # skips or cuts short __exit__, must not leave a capture open that nobody can close.
     def __enter__(self):
-        if _open_graph() is not None:
+        if open_graph() is not None:
             raise UsageError("a capture is already open in this thread; close it first")
         self.graph = Graph()
         _local.capture = weakref.ref(self)
@@ -325,10 +251,11 @@ class _Capture:
 
     def __exit__(self, *exc):
         _local.capture = None
+        self.graph.sections.clear()
         return False
 
 
-def _open_graph():
+def open_graph():
     """The graph that this thread records into, or None."""
     reference = getattr(_local, "capture", None)
     capture_ = None if reference is None else reference()
@@ -360,7 +287,7 @@ class ThreadPool:
             (first + tid * line, first + tid * line + 8, self._control.ctypes.data, tid, n_threads)
             for tid in range(n_threads)
         ]
-        self._run = _NATIVE(_RUN_PROGRAM.address)
+        self._run = NATIVE(_RUN_PROGRAM.address)
         self._stopped = False
         self._pid = os.getpid()
         self._workers, self._cpu = [], None

@@ -172,6 +172,18 @@ class CudaOps:
         """Context manager: ops called inside are recorded into the :class:`Graph` it yields."""
         return _Capture(self._local, Graph(self.driver, self.graphs))
 
+    # -- recording a part of a pass again as a copy: on the CPU alone, a launch here takes no longer ---
+
+    def recorded(self):
+        """None: nothing can be recorded again as a copy."""
+
+    def moves(self, buffers, others):  # noqa: ARG002  (the CPU's names)
+        """None, as above."""
+
+    def repeat(self, first, last, moves):  # noqa: ARG002
+        """False, as above."""
+        return False
+
     def synchronize(self):
         """Wait until everything is done."""
         self.driver.synchronize()
