@@ -36,9 +36,9 @@ from dataclasses import asdict
 
 from cudflash.spec.account import ALLOWANCE, PREPARATION, PURSE, REFILL, Account
 from cudflash.spec.costs import Gains
-from cudflash.spec.decisions import EconomyEvent
+from cudflash.spec.decisions import EconomyEvent, account_reason, length_reason, slow_reason
 from cudflash.spec.gate import FIRST_PAUSE, LONGEST_PAUSE
-from cudflash.spec.prospects import DRAFT, QUICK_MS, TRY, Prospects, Stage
+from cudflash.spec.prospects import DRAFT, QUICK_MS, TRY, WORTH, Prospects, Stage
 from cudflash.spec.verify_length import LEGAL
 
 UNTRIED = 4.0  # plain steps that a round of the shortest length is taken for, before it is measured
@@ -52,6 +52,7 @@ MIN_TIMED = 2  # rounds of a length before its cost counts as measured
 FIRST_REFRESH, REFRESH_ROUNDS = 8, 48
 OUTLIER = 2.0  # times the median
 UNSEEN = 0.1  # of a quick target's round that drafts: what no clock of its own shows
+LONGER = 1.4  # times the tokens of a round, for which a quick target prepares a longer length
 SWITCH = 1.05  # another length is taken if it is that much faster
 
 NEVER = 1 << 62
@@ -179,7 +180,8 @@ class Economy:
         if self._staged:
             self._pay(max(0.0, stage.steps - self._lost_in_trial(stage.length)))
             self.prospects.warmed = True
-            self.lengths, self.length = (stage.length,), stage.length
+            self.lengths = tuple(n for n in self.lengths if n >= stage.length)
+            self.length = stage.length
 
     # -- one round ----------------------------------------------------------------------------
 
@@ -214,7 +216,7 @@ class Economy:
         if self._worst(length) > balance:
             fitting = [n for n in self.lengths if n < length and self._worst(n) <= balance]
             if not fitting:
-                self._pause(round_index, committed, self._account_reason())
+                self._pause(round_index, committed, account_reason(self.account.spent))
                 return 0, ECONOMY
             length = fitting[-1]
         return length, ""
@@ -371,9 +373,18 @@ class Economy:
                 if shorter is None:
                     return length
                 best = self.gain(length) * self._plain_ms / self._cost(shorter)
-                return length if best >= 1.0 and self._rounds >= MIN_ROUNDS else None
+                could_pay = best >= 1.0 and self._rounds >= MIN_ROUNDS
+                return length if could_pay and self._may_prepare(length, shorter) else None
             shorter = length
         return None
+
+    def _may_prepare(self, length, shorter):
+        """Whether a longer length is worth its preparation: no question but to a quick target."""
+        if not self._staged or length in self._prepared:
+            return True
+        gains = self.gain(length) >= LONGER * self.gain(shorter)
+        pays = self.gain(shorter) * self._plain_ms >= WORTH * self._cost(shorter)
+        return gains and pays and self.account.holds(self.prospects.price_of_length(length))
 
     def _next_length(self):
         untried = self._untried()
@@ -399,7 +410,8 @@ class Economy:
                 self._checked = True
                 self._costs.plain.clear()
                 return False
-            self._pause(round_index, committed, self._slow_reason(best), known[best])
+            reason = slow_reason(best, self.gain(best), self._cost(best) / self._plain_ms)
+            self._pause(round_index, committed, reason, known[best])
             return False
         now = known.get(self.length)
         if best != self.length and (now is None or known[best] >= SWITCH * now):
@@ -408,14 +420,12 @@ class Economy:
         return True
 
     def _switch(self, length, round_index, committed, known):
-        others = ", ".join(f"{n}: {s:.2f}" for n, s in known.items() if n != length)
         self._costs.remember(self._drafter, length)
         self.length, self._since_switch = length, 0
         self.switches += 1
         self._event(
             "length", round_index, committed, known[length],
-            f"{length} tokens are drafted per round, at about {known[length]:.2f} times the speed "
-            f"of plain decoding" + (f" ({others})" if others else ""),
+            length_reason(length, known),
         )  # fmt: skip
 
     def _pause(self, round_index, committed, reason, speedup=None):
@@ -466,21 +476,6 @@ class Economy:
             f"drafting is tried{again}, {self._next_length()} tokens per round",
         )  # fmt: skip
         return True
-
-    def _slow_reason(self, best):
-        cost = self._cost(best) / self._plain_ms
-        return (
-            f"drafting does not pay: {best} drafts per round emit {self.gain(best):.2f} tokens in "
-            f"the time of {cost:.2f} plain steps, about {self.gain(best) / cost:.2f} times the "
-            "speed of plain decoding"
-        )
-
-    def _account_reason(self):
-        spent = ALLOWANCE - self.account.balance + self.account.debt
-        return (
-            f"drafting has cost {spent:.0f} plain steps more than it "
-            "saved of late, and another round could cost more than is allowed"
-        )
 
     def _event(self, kind, round_index, committed, speedup, reason):
         length = 0 if self.state == PAUSED else self.length

@@ -10,11 +10,13 @@ n + 1 times what a row takes in a long pass (the prompt's: no row of a shorter o
     ceiling(n) = (n + 1) / (verify + draft)
 
 is the speed-up when every draft is accepted, and what is measured only lowers it. Where no length
-has a ceiling of ``WORTH``, no draft is worth a trial, and none is made. Else the next thing to do is
-the first of these that was not done:
+has a ceiling of ``WORTH``, no draft is worth a trial, and none is made. Of those that have one, the
+likeliest is the one that is fastest when each draft is accepted with probability ``LIKELY``; of a pass
+that was never timed, each row but the first takes what one takes in a long pass, or all take ``ROW``
+steps. The next thing to do is the first of these that was not done:
 
 * time the draft's pass, which is recorded first;
-* time the target's pass for the length with the highest ceiling, likewise;
+* time the target's pass for the likeliest length, likewise;
 * a trial: the draft is given the rows that it has missed, and rounds are made.
 
 Each is told with its price, so that it is paid for before it is begun.
@@ -26,6 +28,7 @@ from dataclasses import dataclass
 SHORT_MS = 50.0
 QUICK_MS = 2.0  # a plain step below which the work around it shows (about 0.02 ms per round)
 WORTH = 1.15  # least ceiling that is worth a trial: real drafts are not all accepted
+LIKELY = 0.7  # share of accepted drafts: 0.6 to 0.8 for drafts that are worth a thought
 RECORDINGS = 3.0  # of a pass like the target's, in all: verifying, draft, its context, taps
 DRAFT_SHARE = 0.7  # of what recording a pass of the target takes, for the draft's
 GUESS = 3.0  # plain steps of a draft pass that was never timed
@@ -121,9 +124,21 @@ class Prospects:
         """Speed-up when every draft is accepted, at most."""
         return (length + 1) / (self.verify(length) + (self.draft() or 0.0))
 
+    def likely(self, length):
+        """Speed-up when each draft is accepted with probability ``LIKELY``."""
+        plain, ms, row = self._costs.plain.ms, self._costs.verify_ms(length), self._costs.row_ms
+        if ms is not None:
+            verify = ms / plain
+        else:
+            verify = ROW * (length + 1) if row is None else 1.0 + length * min(1.0, row / plain)
+        gain = (1.0 - LIKELY ** (length + 1)) / (1.0 - LIKELY)
+        return gain / (verify + (self.draft() or 0.0))
+
     def best(self):
-        """The length with the highest ceiling, the shortest of equal ones."""
-        return max(self._lengths, key=lambda n: (self.ceiling(n), -n))
+        """The likeliest length; where none is worth a trial, the one with the highest ceiling."""
+        worth = [n for n in self._lengths if self.ceiling(n) >= WORTH]
+        rank = self.likely if worth else self.ceiling
+        return max(worth or self._lengths, key=lambda n: (rank(n), -n))
 
     def next_stage(self, reach, round_steps):
         """Return the Stage that comes next, None where no trial is worth it.
@@ -149,6 +164,12 @@ class Prospects:
         if self._timed and not self.warmed:
             missing += prepare * (left or TIMED).in_all
         return Stage(TRY, length, missing + round_steps(length))
+
+    def price_of_length(self, length):
+        """Plain steps that recording the passes of another length takes."""
+        left = ALL if self._unrecorded is None else self._unrecorded(length)
+        prepare = (self._costs.prepare_ms or 0.0) / self._costs.plain.ms
+        return prepare * (left.verify + DRAFT_SHARE * left.draft)
 
     def sentence(self):
         """What the ceiling of the best length is, and why."""
