@@ -20,7 +20,7 @@ draft that pays, but a pause ends only when it is paid off, too, at the same ``R
 tokens lose 10 + 12 + 8 = 30 steps at most, 3.0 %. Where they take more (``spec.prospects``), the
 account begins at ALLOWANCE + PREPARATION instead, and each step of finding out is paid from it in
 advance; up to ``PURSE`` may be saved up for one. From the start of an answer that is again
-18 + 12 = 30 steps in 1,000 tokens, in any later 1,000 of it 30 + 12 = 42. A step that would cost
+18 + 12 = 30 steps in 1,000 tokens, in any later 1,000 of it 32 + 12 = 44. A step that would cost
 more than ``PURSE`` is not made.
 
 The rest to 5 % is for what is not seen here: errors of p and, where drafting has begun, capturing
@@ -32,7 +32,7 @@ from math import ceil
 ALLOWANCE = 10.0  # plain steps
 REFILL = 0.012  # plain steps per emitted token
 PREPARATION = 8.0  # plain steps: when preparing takes less, drafting begins at once
-PURSE = 30.0  # plain steps that may be saved up, where preparing takes more
+PURSE = 32.0  # plain steps that may be saved up, where preparing takes more
 SLACK = 0.1  # of a price that is waited for, so that it is enough when it is looked at again
 MOST_DEBT = 100.0  # plain steps: beyond, it is the machine's doing
 

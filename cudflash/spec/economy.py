@@ -52,7 +52,6 @@ MIN_TIMED = 2  # rounds of a length before its cost counts as measured
 FIRST_REFRESH, REFRESH_ROUNDS = 8, 48
 OUTLIER = 2.0  # times the median
 UNSEEN = 0.1  # of a quick target's round that drafts: what no clock of its own shows
-LONGER = 1.4  # times the tokens of a round, for which a quick target prepares a longer length
 SWITCH = 1.05  # another length is taken if it is that much faster
 
 NEVER = 1 << 62
@@ -210,8 +209,11 @@ class Economy:
             return 0, MEASURE if self.state == DRAFTING else ECONOMY
         wanted = self._next_length()
         length = min(wanted, budget)
-        if self.quick and length < wanted and not self._worth_preparing(length):
-            return 0, ECONOMY
+        if self.quick and length < wanted and length not in self._prepared:
+            # the end of an answer: passes of a shape of its own are not worth recording
+            length = max((n for n in self._prepared if n < length), default=0)
+            if not length:
+                return 0, ECONOMY
         balance = self.account.balance
         if self._worst(length) > balance:
             fitting = [n for n in self.lengths if n < length and self._worst(n) <= balance]
@@ -344,13 +346,6 @@ class Economy:
         timed = self._costs.meter(self._drafter, length).count
         return timed < MIN_TIMED and self.prospects.measured(length) is None
 
-    def _worth_preparing(self, length):
-        """Whether the last round of an answer may take a pass of a shape of its own."""
-        prepare = self._costs.prepare_ms
-        return length in self._prepared or prepare is None or (
-            prepare < length * self._plain_ms
-        )
-
     def _lost_in_trial(self, length):
         """Plain steps that the first rounds may lose before anything is concluded."""
         return min(MIN_ROUNDS * max(0.0, self._worst(length)), ALLOWANCE - 0.5)
@@ -378,13 +373,21 @@ class Economy:
             shorter = length
         return None
 
-    def _may_prepare(self, length, shorter):
-        """Whether a longer length is worth its preparation: no question but to a quick target."""
+    def _may_prepare(self, length, known):
+        """Whether a length is worth its preparation; no question but to a quick target.
+
+        It has to be held by the account, and to run faster than plain decoding and than a length that
+        is known, by a margin.
+        """
         if not self._staged or length in self._prepared:
             return True
-        gains = self.gain(length) >= LONGER * self.gain(shorter)
-        pays = self.gain(shorter) * self._plain_ms >= WORTH * self._cost(shorter)
-        return gains and pays and self.account.holds(self.prospects.price_of_length(length))
+        if not self.account.holds(self.prospects.price_of_length(length)):
+            return False
+        cost = self._cost(length) if not self._is_untried(length) else (
+            self._cost(known) + (length - known) * self.prospects.row() * self._plain_ms
+        )
+        speed, now = self.gain(length) / cost, self.gain(known) / self._cost(known)
+        return speed * self._plain_ms >= WORTH * max(1.0, now * self._plain_ms)
 
     def _next_length(self):
         untried = self._untried()
@@ -400,7 +403,8 @@ class Economy:
 
     def _review(self, round_index, committed):
         """Whether drafting goes on; settles the length or pauses. False, too, to measure p first."""
-        known = {n: s for n in self.lengths if (s := self.speedup(n)) is not None}
+        known = {n: s for n in self.lengths if (s := self.speedup(n)) is not None
+                 and (n == self.length or self._may_prepare(n, self.length))}  # fmt: skip
         if not known:
             return True
         best = max(known, key=lambda n: (known[n], -n))

@@ -11,9 +11,9 @@ n + 1 times what a row takes in a long pass (the prompt's: no row of a shorter o
 
 is the speed-up when every draft is accepted, and what is measured only lowers it. Where no length
 has a ceiling of ``WORTH``, no draft is worth a trial, and none is made. Of those that have one, the
-likeliest is the one that is fastest when each draft is accepted with probability ``LIKELY``; of a pass
-that was never timed, each row but the first takes what one takes in a long pass, or all take ``ROW``
-steps. The next thing to do is the first of these that was not done:
+likeliest is the one that is fastest when each draft is accepted with probability ``LIKELY``. Of a pass
+that was never timed, each row but the first takes what one takes in a pass that was, or else in a long
+one, or else ``ROW`` steps. The next thing to do is the first of these that was not done:
 
 * time the draft's pass, which is recorded first;
 * time the target's pass for the likeliest length, likewise;
@@ -115,8 +115,9 @@ class Prospects:
         return 1.0 if row is None else max(1.0, (length + 1) * min(1.0, row / plain))
 
     def measured(self, length):
-        """Milliseconds of a round, from its parts; None unless all of them were timed."""
-        draft = self._costs.draft_ms(self._drafter) if self._timed else 0.0
+        """Milliseconds of a round, from its parts; None unless those that can be were timed."""
+        untimed = GUESS * (self._costs.plain.ms or 0.0)
+        draft = self._costs.draft_ms(self._drafter) if self._timed else untimed
         verify = self._costs.verify_ms(length)
         return None if draft is None or verify is None else draft + verify
 
@@ -124,13 +125,18 @@ class Prospects:
         """Speed-up when every draft is accepted, at most."""
         return (length + 1) / (self.verify(length) + (self.draft() or 0.0))
 
+    def row(self):
+        """Plain steps of another row in the target's pass, as far as is known."""
+        plain, row = self._costs.plain.ms, self._costs.row_ms
+        timed = [n for n in self._lengths if self._costs.verify_ms(n) is not None]
+        if timed:
+            return max(0.0, self._costs.verify_ms(timed[-1]) / plain - 1.0) / timed[-1]
+        return ROW if row is None else min(1.0, row / plain)
+
     def likely(self, length):
         """Speed-up when each draft is accepted with probability ``LIKELY``."""
-        plain, ms, row = self._costs.plain.ms, self._costs.verify_ms(length), self._costs.row_ms
-        if ms is not None:
-            verify = ms / plain
-        else:
-            verify = ROW * (length + 1) if row is None else 1.0 + length * min(1.0, row / plain)
+        timed = self._costs.verify_ms(length) is not None
+        verify = self.verify(length) if timed else 1.0 + length * self.row()
         gain = (1.0 - LIKELY ** (length + 1)) / (1.0 - LIKELY)
         return gain / (verify + (self.draft() or 0.0))
 
@@ -161,8 +167,11 @@ class Prospects:
             least = max(self.verify(length), ROW * (length + 1))
             return Stage(VERIFY, length, (left or ALL).verify * prepare + TIMINGS * least)
         missing = reach * TAPPED
-        if self._timed and not self.warmed:
-            missing += prepare * (left or TIMED).in_all
+        if not self.warmed:
+            if self._timed:
+                missing += prepare * (left or TIMED).in_all
+            elif reach:
+                missing += prepare * (left or TIMED).taps
         return Stage(TRY, length, missing + round_steps(length))
 
     def price_of_length(self, length):

@@ -162,6 +162,7 @@ def test_ranges_that_no_address_can_be_told_by_are_not_copied():
     gaps, which reaches further than its bytes."""
     a, b, c, d = (ops.zeros(64, np.float32) for _ in range(4))
     assert ops.moves([a, a], [b, b]) is not None
+    assert ops.moves([a, None, 7, "f16", 0.5, True], [b, None, 7, "f16", 0.5, True]) is not None
     assert ops.moves([a, a], [b, c]) is None
     assert ops.moves([a, a[8:16]], [b, c[8:16]]) is None
     assert ops.moves([a, b], [b, a]) is not None

@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cudflash.spec.costs import Meter, RoundCosts
@@ -27,6 +27,7 @@ from cudflash.spec.prospects import (
     TRY,
     VERIFY,
     Prospects,
+    Stage,
     Unrecorded,
 )
 
@@ -308,19 +309,23 @@ class QuickWorld(World):
     reach=st.sampled_from([0, 64, 128, None]),
     verify_length=st.sampled_from([3, 7, 15]),
     n_tokens=st.sampled_from([1000, 3000]),
+    timed=st.booleans(),
     seed=st.integers(0, 10**6),
 )
+# found by search: lengths of the last rounds prepared one by one, and a drafter without a pass
+@example(0.378, 0.0118, [0.95, 0.0664], 50, 7.68, 128, 15, 1000, True, 142459)
+@example(1.15, 0.0115, [0.99, 0.95, 0.0, 0.4, 0.95, 0.99], 50, 22.2, 128, 3, 1000, False, 154474)
 def test_a_quick_target_is_never_more_than_five_percent_slower(
-    draft, row, rates, span, prepare, reach, verify_length, n_tokens, seed
+    draft, row, rates, span, prepare, reach, verify_length, n_tokens, timed, seed
 ):
     """Catches preparations that nobody pays for: recording a pass takes up to 60 plain steps, in the
-    first answer of an engine and in a later one, which knows the costs and has to record anew."""
+    first answer of an engine and in later ones, which know the costs and have to record anew."""
 
     def rate(committed):
         return rates[committed // span % len(rates)]
 
-    world = QuickWorld(draft, row, rate, prepare=prepare, reach=reach, seed=seed)
-    for _ in range(2):
+    world = QuickWorld(draft, row, rate, prepare=prepare, reach=reach, timed=timed, seed=seed)
+    for _ in range(3):
         _, taken, _ = world.run(n_tokens, verify_length)
         assert taken <= 1.05 * n_tokens
 
@@ -345,6 +350,44 @@ def test_a_quick_target_drafts_in_the_end_where_that_pays():
         draft=0.0, row=0.1, rate=0.9, prepare=8.0, reach=0, timed=False
     ).run(1000)
     assert taken < 700
+
+
+def test_the_end_of_an_answer_prepares_nothing():
+    """Catches a pass of its own for every length that still fits: eight recordings in a row."""
+    world = QuickWorld(draft=0.3, row=0.02, rate=0.9, prepare=4.0)
+    world.run(2000, 15)
+    for n_tokens in range(1000, 1016):
+        _, _, rounds = world.run(n_tokens, 15)
+        assert {length for length, *_ in rounds} <= {0, 3, 7, 15}
+
+
+@pytest.mark.parametrize("rate, draft", [(0.95, 2.0), (0.95, 1.5), (0.9, 1.5)])
+@pytest.mark.parametrize("prepare", [3.0, 5.0, 8.0])
+def test_a_dear_draft_comes_to_the_long_lengths_that_pay(rate, draft, prepare):
+    """Catches a length that is tried first because its passes are short and then kept, where the time
+    of a round is that of its draft: 1.1 times plain's speed at 3, 2 to 3 times at 15."""
+    world = QuickWorld(draft, 0.06, rate, prepare=prepare)
+    for _ in range(2):
+        economy, taken, rounds = world.run(5000, 15)
+    assert economy.state == "drafting" and economy.length > 3 and 5000 / taken > 1.6
+
+
+def test_a_length_known_from_before_is_prepared_when_that_can_be_paid():
+    """Catches an answer that takes a length over from an earlier one and records it on credit."""
+    costs = RoundCosts()
+    costs.plain.extend([0.2])
+    costs.note_preparation(0.2 * 12)
+    for length, steps in ((3, 1.4), (7, 1.6)):
+        costs.meter("draft", length).extend([0.2 * steps] * 8)
+    economy = Economy(costs, "draft", 7, True)
+    economy.begin(64)
+    economy.ready(Stage(TRY, 3, 0.0))
+    for _ in range(10):
+        economy._gains.see(3, 3)
+    assert economy.account.holds(economy.prospects.price_of_length(7)) is False
+    assert not economy._may_prepare(7, 3)
+    economy.account.balance = 31.0
+    assert economy._may_prepare(7, 3)
 
 
 def test_a_slow_target_drafts_at_once_whatever_preparing_takes():

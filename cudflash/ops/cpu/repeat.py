@@ -47,7 +47,7 @@ def moves(buffers, others):
         return None
     ends, shifts = {}, {}
     for one, other in zip(buffers, others):
-        if one is None or isinstance(one, int):
+        if not isinstance(one, (np.ndarray, PackedMatrix)):
             continue
         (start, end), (target, _) = _place(one), _place(other)
         if start == end:
