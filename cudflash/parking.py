@@ -41,7 +41,7 @@ class Parking:
         """
         with self._lock:
             if not self._open or not whole or self.kept[0] is not None:
-                runner.release()
+                _release(runner, draft_runner)
                 return
             if draft_runner is None:
                 runner.reset()
@@ -53,6 +53,10 @@ class Parking:
         """Release what is kept, and all that comes later."""
         with self._lock:
             self._open = False
-            runner, _ = self.take()
-            if runner is not None:
-                runner.release()
+            _release(*self.take())
+
+
+def _release(*runners):
+    for runner in runners:
+        if runner is not None:
+            runner.release()

@@ -128,6 +128,24 @@ def test_a_closed_engine_lets_go_of_what_it_kept():
     assert cache() is None and one.parking.kept == (None, None)
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_an_answer_that_is_kept_holds_no_weights_of_a_closed_engine(whole):
+    """Catches a draft that stays in memory because somebody still has the result of an answer."""
+    with cudflash.load("demo", "demo:dflash2", device="cpu", n_ctx=128) as one:
+        session = one.session()
+        answer = session.generate([65] * 8, max_tokens=9, sampling=GREEDY, speculative="on")
+        next(answer)
+        if whole:
+            answer.result()
+        draft, target = session._drafter.drafter.runner, session._runner
+        held = [draft._model.layers[0].attn_q.data, draft.context.layers[0].k,
+                target._model.layers[0].attn_q.data, target.cache.layers[0].k]  # fmt: skip
+        held = [weakref.ref(array) for array in held]
+        del session, draft, target
+    gc.collect()
+    assert [array() for array in held] == [None] * 4 and answer is not None
+
+
 def test_an_ended_answer_leaves_the_next_conversation_alone():
     """Catches an answer that still works on rows when its session has given them to another."""
     one = draft_engine("v1-muse-swa")

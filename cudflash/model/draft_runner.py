@@ -83,6 +83,13 @@ class DraftRunner:
         self._start = None  # length before the observed rows
         self._asked = 0  # draft rows of the last block
 
+    def release(self):
+        """Let go of model and context, whoever still holds the runner."""
+        self._graphs.clear()
+        self._model = self._work = self._inbox = self._outbox = self._positions = None
+        self._repeats = self.allocator = None
+        self.context.layers = ()
+
     @property
     def length(self):
         """Committed rows."""
