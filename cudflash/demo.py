@@ -15,10 +15,10 @@ DEFAULT = "dflash2"  # more of its drafts are accepted, see the model card
 SINK = 0  # the drafts were trained without pinned rows
 
 _FOLDER = Path(__file__).parent / "demo_pair"
-_TARGET = "glimmer-tiny-q4_k_s.gguf"
+_TARGET = "glimmer-tiny-q3_k_m.gguf"
 _DRAFTS = {
     "dflash": "dflash-glimmer-tiny-q4_k_s.gguf",
-    "dflash2": "dflash2-glimmer-tiny-q4_k_s.gguf",
+    "dflash2": "dflash2-glimmer-tiny-q4_k_m.gguf",
 }
 
 

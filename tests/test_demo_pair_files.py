@@ -67,7 +67,7 @@ def test_every_matrix_is_a_k_quant():
     for name in NAMES:
         tensors = open_gguf(FOLDER / name).tensors
         kinds = {t.type_name for t in tensors.values() if len(t.shape) == 2}
-        assert kinds <= {"Q4_K", "Q5_K", "Q6_K"}, name
+        assert kinds <= {"Q3_K", "Q4_K", "Q5_K", "Q6_K"}, name
 
 
 def test_card_states_the_digests_of_the_files():

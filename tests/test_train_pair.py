@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 import cudflash
-from scripts.train_pair import corpus, export, hybrid_export, measure, prompts, shapes, tokenizer
+from scripts.train_pair import (
+    corpus,
+    depth,
+    export,
+    hybrid_export,
+    measure,
+    prompts,
+    shapes,
+    tokenizer,
+)
 
 WORDS = [f"w{i}" for i in range(50)]
 
@@ -64,6 +73,30 @@ def test_a_deepened_stack_keeps_its_layers_in_order_and_of_their_kind():
     assert shapes.grown_from(8, 8, 4) == [(layer, False) for layer in range(8)]
 
 
+def test_some_groups_of_a_stack_are_repeated_not_the_last():
+    """New layers behind the last tap, which no draft would see; or beside a tap, where a tap one
+    layer off would read what the right one reads."""
+    sources = shapes.grown_from(32, 40, 4)
+    assert [source for source, silent in sources if not silent] == list(range(32))
+    assert all(source % 4 == layer % 4 for layer, (source, _) in enumerate(sources))
+    new = {layer for layer, (_, silent) in enumerate(sources) if silent}
+    assert len(sources) == shapes.TARGET.n_layers and new == {8, 9, 10, 11, 28, 29, 30, 31}
+    for tap in shapes.DFLASH.taps:
+        assert not new & {tap - 1, tap, tap + 1}
+
+
+def test_layers_of_each_deepening_are_told_apart():
+    """Layers counted as put in last that were there from the beginning: the card would say that
+    these are worth nothing."""
+    first, last = depth.added([8, 32, 40], 4)
+    assert len(first) == 24 and last == {8, 9, 10, 11, 28, 29, 30, 31} and not first & last
+    assert set(range(40)) - first - last == {0, 1, 2, 3, 20, 21, 22, 23}
+    weights = {f"layers.{i}.{name}": np.ones(2) for i in range(3)
+               for name in (*depth.NORMS, "attn_norm")}  # fmt: skip
+    found = depth.without(weights, {1})
+    assert {k for k, v in found.items() if not v.any()} == {f"layers.1.{n}" for n in depth.NORMS}
+
+
 def test_taps_of_the_drafts_are_layers_before_the_last():
     """A tap behind the last layer, which llama.cpp cannot read."""
     for shape in (shapes.DFLASH, shapes.DFLASH2):
@@ -98,6 +131,70 @@ def test_first_rule_that_matches_gives_the_type():
     for mixes in export.MIXES.values():
         for rules in mixes.values():
             assert [mark for mark, _ in rules].index("") == len(rules) - 1
+
+
+def test_weights_that_drafts_are_trained_on_are_those_of_the_file(tmp_path, monkeypatch):
+    """Rows of another target than the one that is shipped: a matrix that stays as it was trained, or
+    takes another type than in the file."""
+    import gguf
+
+    def quantise(values, kind):
+        return gguf.quantize(values, gguf.GGMLQuantizationType[kind])
+
+    rules = (("output.weight", "Q8_0"), ("ffn_", "Q4_0"), ("", "Q5_0"))
+    monkeypatch.setattr(export, "quantise", quantise)
+    monkeypatch.setitem(export.MIXES, "shipped", {"target": rules})
+    shape = shapes.TargetShape(n_layers=2, hidden_dim=64, head_dim=32, ffn_dim=96, vocab_size=40)
+    c, rng = shape.hidden_dim, np.random.default_rng(8)
+    sizes = {"embedding": (40, c), "head": (40, c), "output_norm": (c,)}
+    for layer in range(2):
+        sizes |= {f"layers.{layer}.{name}": size for name, size in {
+            "attn_q": (shape.q_dim, c), "attn_k": (shape.kv_dim, c), "attn_v": (shape.kv_dim, c),
+            "attn_gate": (shape.q_dim, c), "attn_output": (c, shape.q_dim),
+            "ffn_gate": (96, c), "ffn_up": (96, c), "ffn_down": (c, 96), "attn_norm": (c,),
+            "ffn_norm": (c,), "post_attention_norm": (c,), "post_ffw_norm": (c,),
+            "attn_q_norm": (32,), "attn_k_norm": (32,)}.items()}  # fmt: skip
+    weights = {k: rng.normal(0, 0.1, v).astype(np.float32) for k, v in sizes.items()}
+    export.write_target(tmp_path / "t.gguf", weights, shape, [f"t{i}" for i in range(40)], ["t 1"])
+    found = export.target_tensors(export.packed(weights, shape), shape)
+    tensors = gguf.GGUFReader(tmp_path / "t.gguf").tensors
+    assert {t.name for t in tensors} == set(found)
+    for tensor in tensors:
+        expected = gguf.dequantize(tensor.data, tensor.tensor_type).reshape(found[tensor.name].shape)
+        np.testing.assert_array_equal(found[tensor.name], expected, err_msg=tensor.name)
+    assert len({t.tensor_type for t in tensors}) == 4
+
+
+@pytest.mark.parametrize("types", hybrid_export.MIXES)
+def test_the_hybrid_has_a_mix_for_its_draft_too(types, tmp_path, monkeypatch):
+    """A mix that was renamed for the embedded pair alone: the hybrid's export ends half done."""
+    written = []
+    monkeypatch.setattr(hybrid_export, "write_target", lambda path, *rest: path.touch())
+    monkeypatch.setattr(export, "load_weights", lambda path: {})
+    monkeypatch.setattr(export, "write_draft", lambda path, *rest: written.append((path, rest)))
+    for name in ("target", "mtp", "dflash2"):
+        (tmp_path / f"{name}.pt").touch()
+    (tmp_path / "vocab.json").write_text('{"tokens": [], "merges": []}')
+    (tmp_path / "dflash2-hybrid-tiny-f32.gguf").touch()
+    (tmp_path / "dflash2-hybrid-tiny-q4_k_m.gguf").touch()
+    command = ["", "--work", str(tmp_path), "--out", str(tmp_path), "--types", types]
+    monkeypatch.setattr("sys.argv", command)
+    hybrid_export.main()
+    ((path, (*_, rules, name)),) = written
+    assert types in path.name and rules[-1][0] == "" and name == hybrid_export.NAME
+
+
+def test_files_that_the_trainings_name_are_there():
+    """A renamed file of the pair: the hybrid's training, which takes its vocabulary, would end at
+    its second phase."""
+    from cudflash.demo import demo_files
+    from scripts.train_pair import hybrid
+
+    assert hybrid.LIKE.is_file() and str(hybrid.LIKE) == demo_files()[0]
+    names = {export.TARGET_FILE, *export.DRAFT_FILES.values()}
+    assert names == {p.name for p in hybrid.LIKE.parent.glob("*.gguf")}
+    assert export.file_name(export.TARGET_FILE, "q6_k") == "glimmer-tiny-q6_k.gguf"
+    assert export.file_name(export.TARGET_FILE, "shipped") == export.TARGET_FILE
 
 
 def test_tap_numbers_in_the_file_count_layer_inputs():

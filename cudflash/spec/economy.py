@@ -119,6 +119,9 @@ class Economy:
         """
         plain = self._costs.plain.ms
         self.reach, self.quick = reach, plain is not None and plain < QUICK_MS
+        if self.quick:  # the last answer's steps may have had twice as much to attend to
+            for meter in filter(None, (self._costs.plain, self._steady)):
+                meter.clear()
         if self.quick and self.prospects.preparation > PREPARATION:
             self._staged, self._ready = True, False
             self.account.save_up()
@@ -374,11 +377,7 @@ class Economy:
         return None
 
     def _may_prepare(self, length, known):
-        """Whether a length is worth its preparation; no question but to a quick target.
-
-        It has to be held by the account, and to run faster than plain decoding and than a length that
-        is known, by a margin.
-        """
+        """To a quick target: whether preparing a length can be paid, and would bring well more."""
         if not self._staged or length in self._prepared:
             return True
         if not self.account.holds(self.prospects.price_of_length(length)):

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 # CPU minutes of the recorded run, see results/
-MINUTES = {"target": 84.0, "dflash": 19.0, "dflash2": 14.0}
+MINUTES = {"base": [84.0], "target": [63.0], "dflash": [21.0, 40.0], "dflash2": [12.0, 22.0]}
 RESULTS = Path(__file__).resolve().parent / "results"
 PROMPTS = Path(__file__).resolve().parents[2] / "tests/vectors/demo_pair/prompts.json"
 
@@ -24,11 +24,13 @@ def phases(args):
     data = ["--docs", str(args.docs), "--code", str(args.code)]
     yield "corpus", [*data, *work], args.work / "corpus.json"
     yield "tokenizer", work, args.work / "tokens.json"
-    yield "train_target", [*work, "--cpu-minutes", str(MINUTES["target"])], None
+    minutes = {name: ["--cpu-minutes", *map(str, ends)] for name, ends in MINUTES.items()}
+    for part in ("base", "target"):
+        yield "train_target", [part, *work, *minutes[part]], None
     yield "sample", work, None
     for kind in ("dflash", "dflash2"):
-        yield "train_draft", [kind, *work, "--cpu-minutes", str(MINUTES[kind])], None
-    for types in ("f32", "q6_k", "q4_k_s"):
+        yield "train_draft", [kind, *work, *minutes[kind]], None
+    for types in ("f32", "q6_k", "shipped"):
         yield "export", [*work, "--out", str(args.work), "--types", types], None
     yield "export", [*work, "--out", str(args.out)], None
     yield "prompts", [*work, "--out", str(PROMPTS)], PROMPTS
@@ -42,6 +44,7 @@ def phases(args):
         "bits": ["bits", "--pair", str(args.work), *work],
     }.items():
         yield "measure", [*options, "--out", str(RESULTS / f"{name}.json")], None
+    yield "depth", [*work, "--out", str(RESULTS / "depth.json")], None
     yield "card", [*pair, *work], None
 
 

@@ -65,8 +65,9 @@ fragments of its training text.
 |---|---:|---:|---:|---:|
 {training}
 
-The target is trained with {shallow} layers at first; the others are put in after some {grown} steps,
-each a copy that adds nothing until it has learnt to.
+The target is trained with {shallow} layers at first and with {middle} after some {grown} steps; the
+last {last} are put in when that is done, and trained with all others (the second row). Each is a copy
+that adds nothing until it has learnt to. The drafts learn from what the packed file computes.
 
 The wall time was on two cores shared with other work; losses over time are in
 `scripts/train_pair/results/*_log.jsonl`. Seeds: corpus {seed}, others in the scripts.
@@ -79,7 +80,9 @@ the temperature at their defaults, the target's activations in 16 bits and the d
 length: tokens per target pass, the target's own included.
 
 Target: **{bpb} bits per byte** (documentation {bpb_docs}, code {bpb_code}, records {bpb_records});
-the same weights as float32: {bpb_f32}.
+the same weights as float32: {bpb_f32}. Most of the work is done by the layers that it began with:
+without the {last} put in last it has {without_last}, without all {later} put in later {without_later}.
+The last ones are there for the time that a step takes beside a draft pass.
 
 {acceptance}
 
@@ -110,8 +113,8 @@ greedy, and a loop is easy to draft):
 
 def collect(work):
     """Copy what a training recorded into ``results/``; of the sampling, counts alone."""
-    for name in ("corpus.json", "tokens.json", "target_log.jsonl", "dflash_log.jsonl",
-                 "dflash2_log.jsonl"):  # fmt: skip
+    for name in ("corpus.json", "tokens.json", "base_log.jsonl", "target_log.jsonl",
+                 "dflash_log.jsonl", "dflash2_log.jsonl"):  # fmt: skip
         (RESULTS / name).write_text((work / name).read_text())
     sets = json.loads((work / "sample.json").read_text())
     for facts in sets.values():
@@ -128,7 +131,7 @@ def last_line(name):
 
 def grown_at():
     """Layers that the target's training began with, and its last recorded step with so many."""
-    lines = [json.loads(x) for x in (RESULTS / "target_log.jsonl").read_text().splitlines()]
+    lines = [json.loads(x) for x in (RESULTS / "base_log.jsonl").read_text().splitlines()]
     first = lines[0]["layers"]
     return first, max(line["step"] for line in lines if line["layers"] == first)
 
@@ -169,14 +172,15 @@ def shape_rows():
 
 
 def training_rows():
-    """Steps, amounts and times of the three trainings and of the sampling."""
+    """Steps, amounts and times of the trainings and of the sampling."""
     found = []
-    for name in ("target", "dflash", "dflash2"):
+    for name in ("base", "target", "dflash", "dflash2"):
         line = last_line(name)
+        name = f"target, {line['layers']} layers" if "layers" in line else name
         amount = f"{line['tokens']:,} tokens" if "tokens" in line else f"{line['blocks']:,} blocks"
         found.append(f"| {name} | {line['step']:,} | {amount} | {line['cpu_s'] / 60:.1f} | "
                      f"{line['wall_s'] / 60:.1f} |")  # fmt: skip
-        if name == "target":
+        if name == f"target, {shapes.TARGET.n_layers} layers":
             sets = read("sample")
             seconds = [sum(s[k] for s in sets.values()) / 60 for k in ("cpu_s", "wall_s")]
             n = sum(s["sequences"] for s in sets.values())
@@ -261,8 +265,8 @@ def main():
     if args.work:
         collect(args.work)
     files, total = file_rows(pair)
-    corpus, measured, bits = read("corpus"), read("acceptance"), read("bits")
-    found = bits["q4_k_s"]
+    corpus, measured, bits, depth = map(read, ("corpus", "acceptance", "bits", "depth"))
+    found = bits["shipped"]
     t = shapes.TARGET
     layer = t.hidden_dim * (3 * t.q_dim + 2 * t.kv_dim + 3 * t.ffn_dim)
     card = TEXT.format(
@@ -273,8 +277,12 @@ def main():
         code_mb=f"{corpus['code']['train_bytes'] / 1e6:.1f}",
         n_held=len(corpus["docs"]["heldout_files"]), seed=corpus["seed"],
         training=training_rows(), tokens=measured["tokens"],
-        shallow=grown_at()[0], grown=f"{grown_at()[1]:,}",
+        shallow=grown_at()[0], grown=f"{grown_at()[1]:,}", middle=last_line("base")["layers"],
+        last=t.n_layers - last_line("base")["layers"],
         bpb=found["natural"], bpb_docs=found["docs"], bpb_code=found["code"],
+        without_last=depth[str(t.n_layers - last_line("base")["layers"])]["natural"],
+        later=t.n_layers - grown_at()[0],
+        without_later=depth[str(t.n_layers - grown_at()[0])]["natural"],
         bpb_records=found["records"], bpb_f32=bits["f32"]["natural"],
         acceptance=acceptance_rows(measured["table"]),
         loops="\n".join(f"* {k}: {100 * v:.0f} %" for k, v in measured["loop_share"].items()),

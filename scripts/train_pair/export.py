@@ -1,6 +1,6 @@
 """Write trained weights as GGUF files: the target, or a draft of it.
 
-    python -m scripts.train_pair.export --work DIR [--types q4_k_s] [--out DIR]
+    python -m scripts.train_pair.export --work DIR --out DIR [--types shipped]
 
 Owns the mapping from the trainer's names to llama.cpp's, the order of rotated rows, and which
 matrix gets which type. Names and shapes: llama.cpp 0c1e57098bba ``src/models/muse-glimmer.cpp``
@@ -18,24 +18,31 @@ import numpy as np
 
 from scripts.train_pair import shapes
 
-TARGET_FILE = "glimmer-tiny-q4_k_s.gguf"
+TARGET_FILE = "glimmer-tiny-q3_k_m.gguf"
 DRAFT_FILES = {
     "dflash": "dflash-glimmer-tiny-q4_k_s.gguf",
-    "dflash2": "dflash2-glimmer-tiny-q4_k_s.gguf",
+    "dflash2": "dflash2-glimmer-tiny-q4_k_m.gguf",
 }
 LICENSE = "Apache-2.0 AND PSF-2.0"
 AUTHOR = "the cudflash project"
 
-# Which type a matrix gets, first match counts. The three files must fit in 16 MB, and Q6_K takes twice
-# the time of Q4_K per weight.
+# Which type a matrix gets, first match counts. The three files must fit in 16 MB. Narrow are the
+# largest matrices, and those that a norm or a gate follows.
 MIXES = {
-    "f32": {"target": (("", "F32"),), "draft": (("", "F32"),)},
-    "q6_k": {"target": (("", "Q6_K"),), "draft": (("", "Q6_K"),)},
-    "q4_k_s": {
-        "target": (("output.weight", "Q6_K"), ("", "Q4_K")),
-        "draft": (("", "Q4_K"),),
+    "f32": dict.fromkeys(("target", "dflash", "dflash2"), (("", "F32"),)),
+    "q6_k": dict.fromkeys(("target", "dflash", "dflash2"), (("", "Q6_K"),)),
+    "shipped": {
+        "target": (("output.weight", "Q6_K"), ("ffn_", "Q3_K"), ("attn_q.", "Q3_K"),
+                   ("attn_gate.", "Q3_K"), ("", "Q4_K")),
+        "dflash": (("", "Q4_K"),),
+        "dflash2": (("attn_", "Q5_K"), ("fc", "Q5_K"), ("", "Q4_K")),
     },
 }  # fmt: skip
+
+
+def file_name(name: str, mix: str) -> str:
+    """Name of a file in a mix: ``name`` itself, or with the mix for the types it ends in."""
+    return name if mix == "shipped" else f"{name.rsplit('-', 1)[0]}-{mix}.gguf"
 
 
 def interleave(rows: np.ndarray, n_heads: int, head_dim: int) -> np.ndarray:
@@ -107,7 +114,7 @@ def matrix_type(name: str, mix: tuple) -> str:
     return next(kind for mark, kind in mix if own.startswith(mark))
 
 
-def write_target(path, weights, shape, tokens, merges, mix="q4_k_s"):
+def write_target(path, weights, shape, tokens, merges, mix="shipped"):
     """Write the target.
 
     Parameters
@@ -144,8 +151,8 @@ def write_target(path, weights, shape, tokens, merges, mix="q4_k_s"):
     finish(out)
 
 
-def write_draft(path, weights, shape, tokens, merges, mix="q4_k_s", name="Glimmer Tiny"):
-    """Write a draft; parameters as in ``write_target``, ``name`` the target's."""
+def write_draft(path, weights, shape, tokens, merges, rules, name="Glimmer Tiny"):
+    """Write a draft; parameters as in ``write_target``, ``rules`` of a mix, ``name`` the target's."""
     import gguf
 
     arch = "dflash"
@@ -172,7 +179,7 @@ def write_draft(path, weights, shape, tokens, merges, mix="q4_k_s", name="Glimme
                            ("selector_top_k", shape.selector_top_k)):  # fmt: skip
             out.add_uint32(f"{arch}.{key}", value)
     add_tokenizer(out, tokens, merges)
-    add_tensors(out, draft_tensors(weights, shape), MIXES[mix]["draft"])
+    add_tensors(out, draft_tensors(weights, shape), rules)
     finish(out)
 
 
@@ -239,6 +246,38 @@ def quantise(values: np.ndarray, kind: str) -> np.ndarray:
     return np.asarray(libgguf.quantize_rows(values, gguf.GGMLQuantizationType[kind]))
 
 
+def packed(weights: dict[str, np.ndarray], shape, mix="shipped") -> dict[str, np.ndarray]:
+    """What a reader of the target's file finds: every matrix packed and unpacked again.
+
+    Parameters
+    ----------
+    weights : dict of str to ndarray, float32
+        By the trainer's names.
+    shape : TargetShape
+    mix : str
+        One of ``MIXES``.
+
+    Returns
+    -------
+    dict of str to ndarray, float32
+        By the trainer's names. A row is packed by itself, so the order of rows in the file is no
+        matter.
+    """
+    import gguf
+
+    names = {"token_embd.weight": "embedding", "output_norm.weight": "output_norm",
+             "output.weight": "head"}  # fmt: skip
+    found = {}
+    for theirs in target_tensors(weights, shape):
+        mine = names.get(theirs) or theirs.replace("blk.", "layers.").removesuffix(".weight")
+        values = np.ascontiguousarray(weights[mine], np.float32)
+        kind = matrix_type(theirs, MIXES[mix]["target"]) if values.ndim == 2 else "F32"
+        if kind != "F32":
+            values = gguf.dequantize(quantise(values, kind), gguf.GGMLQuantizationType[kind])
+        found[mine] = values
+    return found
+
+
 def finish(out):
     """Write and close."""
     out.write_header_to_file()
@@ -260,19 +299,19 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--types", choices=list(MIXES), default="q4_k_s")
+    parser.add_argument("--types", choices=list(MIXES), default="shipped")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     vocab = json.loads((args.work / "vocab.json").read_text())
-    jobs = [("target", TARGET_FILE, shapes.TARGET, write_target)]
-    jobs += [(kind, DRAFT_FILES[kind], shape, write_draft)
+    words, mix = (vocab["tokens"], vocab["merges"]), MIXES[args.types]
+    jobs = [("target", TARGET_FILE, shapes.TARGET, write_target, args.types)]
+    jobs += [(kind, DRAFT_FILES[kind], shape, write_draft, mix[kind])
              for kind, shape in (("dflash", shapes.DFLASH), ("dflash2", shapes.DFLASH2))]  # fmt: skip
-    for name, file, shape, write in jobs:
+    for name, file, shape, write, types in jobs:
         checkpoint = args.work / f"{name}.pt"
         if checkpoint.exists():
-            path = args.out / file.replace("q4_k_s", args.types)
-            write(path, load_weights(checkpoint), shape, vocab["tokens"], vocab["merges"],
-                  args.types)  # fmt: skip
+            path = args.out / file_name(file, args.types)
+            write(path, load_weights(checkpoint), shape, *words, types)
             print(path.name, path.stat().st_size)
 
 

@@ -12,9 +12,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from scripts.train_pair import export
+
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "tests/vectors/hybrid_pair"
-LIKE = ROOT / "cudflash/demo_pair/glimmer-tiny-q4_k_m.gguf"
+LIKE = ROOT / "cudflash/demo_pair" / export.TARGET_FILE
 MINUTES = {"target": 11.0, "mtp": 4.2, "dflash2": 6.0}  # CPU minutes of the recorded run
 
 
@@ -25,7 +27,7 @@ def phases(args):
     minutes = {name: ["--cpu-minutes", str(value)] for name, value in MINUTES.items()}
     yield "corpus", [*data, *work], args.work / "corpus.json"
     yield "tokenizer", [*work, "--like", str(LIKE)], args.work / "tokens.json"
-    yield "train_target", [*work, *minutes["target"], *family], None
+    yield "train_target", ["target", *work, *minutes["target"], *family], None
     yield "sample", [*work, *family], None
     yield "hybrid_train_mtp", [*work, *minutes["mtp"]], None
     yield "train_draft", ["dflash2", *work, *minutes["dflash2"], *family], None

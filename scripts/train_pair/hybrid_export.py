@@ -34,6 +34,10 @@ MIXES = {
         ("attn_v", "Q6_K"), ("ffn_down", "Q6_K"), ("", "Q4_K"),
     ),
 }  # fmt: skip
+DRAFT_MIXES = {
+    "f32": (("", "F32"),),
+    "q4_k_m": (("attn_v", "Q6_K"), ("ffn_down", "Q6_K"), ("", "Q4_K")),
+}
 
 
 def tensors(weights, shape, mtp=None):
@@ -122,7 +126,8 @@ def main():
     print(path.name, path.stat().st_size)
     if "dflash2" in found:
         path = args.out / DRAFT_FILE.replace("q4_k_m", args.types)
-        export.write_draft(path, found["dflash2"], shapes.HYBRID_DFLASH2, *words, args.types, NAME)
+        rules = DRAFT_MIXES[args.types]
+        export.write_draft(path, found["dflash2"], shapes.HYBRID_DFLASH2, *words, rules, NAME)
         print(path.name, path.stat().st_size)
 
 

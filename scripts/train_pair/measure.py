@@ -57,12 +57,12 @@ def loop_share(tokens, longest=LONGEST_PERIOD):
     return looped / len(tokens) if tokens else 0.0
 
 
-def load(folder, kind, types="q4_k_s", **settings):
+def load(folder, kind, types="shipped", **settings):
     """The pair with one of its drafts, or the target alone."""
     import cudflash
 
     names = [export.TARGET_FILE] + ([] if kind is None else [export.DRAFT_FILES[kind]])
-    paths = [Path(folder) / name.replace("q4_k_s", types) for name in names]
+    paths = [Path(folder) / export.file_name(name, types) for name in names]
     return cudflash.load(*paths, device="cpu", **settings)
 
 
@@ -239,7 +239,7 @@ def main():
     parser.add_argument("--out", type=Path)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--untruncated", action="store_true", help="no top-k, top-p, min-p")
-    parser.add_argument("--types", nargs="*", default=["f32", "q6_k", "q4_k_s"])
+    parser.add_argument("--types", nargs="*", default=["f32", "q6_k", "shipped"])
     parser.add_argument("--windows", type=int, default=48)
     parser.add_argument("--count", type=int, default=6, help="prompts of the speed measurement")
     parser.add_argument("--sink", type=int, default=0, help="pinned rows of the drafts' context")

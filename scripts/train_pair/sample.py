@@ -4,7 +4,8 @@
 
 Writes ``seq_NAME_{tokens,taps,hidden}.npy`` for NAME in own (the target's continuations of training
 prompts), corpus (windows as the target was trained on), val (continuations of held-out prompts), and
-``sample.json`` with what each holds. Resumable by name: a finished set is left alone.
+``sample.json`` with what each holds. Resumable by name: a finished set is left alone. The embedded
+target writes with the weights of its file, packed and unpacked: its drafts will read that file's rows.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from scripts.train_pair import model, shapes, train_target
+from scripts.train_pair import export, model, shapes, train_target
 
 SEED = 23
 LENGTH, PROMPT = 512, 256  # tokens of a sequence, of them prompt
@@ -162,6 +163,16 @@ def sequences(name, n, writer, work, rng, generator):
             yield ids, kinds, temperatures.tolist()
 
 
+def read_target(work, family):
+    """Parameters of the trained target, those of the embedded one as its file has them."""
+    params = torch.load(work / "target.pt")["params"]
+    if family != "glimmer":
+        return params
+    arrays = {name: value.float().numpy() for name, value in params.items()}
+    found = export.packed(arrays, shapes.TARGET)
+    return {name: torch.from_numpy(value) for name, value in found.items()}
+
+
 def make_writer(family, params, taps):
     """Return the Writer of a family."""
     if family == "glimmer":
@@ -182,7 +193,7 @@ def main():
     work, shape = args.work, shapes.TARGETS[args.family]
     torch.set_num_threads(args.threads)
     taps = shapes.DRAFTS[args.family]["dflash2"].taps
-    writer = make_writer(args.family, torch.load(work / "target.pt")["params"], taps)
+    writer = make_writer(args.family, read_target(work, args.family), taps)
     facts_file = work / "sample.json"
     facts = json.loads(facts_file.read_text()) if facts_file.exists() else {}
     C, n_taps = shape.hidden_dim, len(taps)

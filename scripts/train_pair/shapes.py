@@ -25,7 +25,7 @@ class TargetShape:
     layers however many the target has.
     """
 
-    n_layers: int = 32
+    n_layers: int = 40
     hidden_dim: int = 256
     n_heads: int = 4
     n_kv_heads: int = 2
@@ -129,7 +129,9 @@ class DraftShape:
     window: int = 64
     rope_base: float = 10000.0
     rms_eps: float = 1e-5
-    taps: tuple[int, ...] = (6, 14, 20, 26, 30)  # 0-based layers whose output is read
+    # 0-based layers whose output is read; beside each are layers of the first part of the training,
+    # so that a tap one layer off reads something else
+    taps: tuple[int, ...] = (6, 18, 24, 34, 38)
     logit_scale: float = 0.5  # the target's: the head is borrowed
     softcap: float | None = 30.0
     context_length: int = 2048
@@ -159,12 +161,13 @@ def grown_from(shallow: int, deep: int, period: int) -> list[tuple[int, bool]]:
     """Where the layers of a deepened stack come from.
 
     Groups of ``period`` layers are repeated, so that the kinds of layers keep their order; the first
-    of the copies goes on as it was.
+    of the copies goes on as it was. Where not every group is repeated as often, those are that are
+    spread evenly, half a step from the ends.
 
     Parameters
     ----------
     shallow, deep : int
-        Numbers of layers, multiples of ``period``; the second one of the first.
+        Numbers of layers, multiples of ``period``.
     period : int
 
     Returns
@@ -172,10 +175,13 @@ def grown_from(shallow: int, deep: int, period: int) -> list[tuple[int, bool]]:
     list of (int, bool)
         Per layer: the layer whose weights it takes, and whether it adds nothing at first.
     """
-    times = deep // shallow
+    groups, grown = shallow // period, deep // period
+    until = [(2 * group * grown + groups) // (2 * groups) for group in range(groups + 1)]
     return [
-        (layer // period // times * period + layer % period, layer // period % times > 0)
-        for layer in range(deep)
+        (group * period + layer, copy > 0)
+        for group in range(groups)
+        for copy in range(until[group + 1] - until[group])
+        for layer in range(period)
     ]
 
 

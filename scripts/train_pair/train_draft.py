@@ -1,13 +1,15 @@
 """Train a draft on what ``sample`` wrote.
 
-    python -m scripts.train_pair.train_draft dflash --work DIR --cpu-minutes 18
-    python -m scripts.train_pair.train_draft dflash2 --work DIR --cpu-minutes 12
+    python -m scripts.train_pair.train_draft dflash --work DIR --cpu-minutes 21 40
+    python -m scripts.train_pair.train_draft dflash2 --work DIR --cpu-minutes 12 22
     python -m scripts.train_pair.train_draft dflash2 --work DIR --cpu-minutes 15 --family hybrid
 
 The loss of row i is the cross entropy against the target's distribution given the true tokens
 before it, both at the temperature of the sampled text, with a weight that falls with i. DFlash2
-starts from the trained DFlash, the hybrid's from nothing. Checkpoints, budget file and resuming as in
-``train_target``.
+starts from the trained DFlash, the hybrid's from nothing. Of several cycles, each with rates that fall
+to nothing at its end, the result is the mean of the weights at these ends (stochastic weight averaging,
+Izmailov and others 2018): the second of two alone is hardly better than the first, and their mean is.
+Checkpoints, budget file (of the last cycle) and resuming as in ``train_target``.
 """
 
 from __future__ import annotations
@@ -135,7 +137,7 @@ def start(args, shape, settings):
     """Parameters, optimizer state and counters: new, warm, or resumed."""
     params = draft_model.init_draft(shape, SEED)
     own, warm = args.work / f"{args.kind}.pt", settings["start"]
-    counters = {"step": 0, "used": 0.0, "blocks": 0, "wall": 0.0}
+    counters = {"step": 0, "used": 0.0, "blocks": 0, "wall": 0.0, "cycles": 0, "mean": None}
     saved = None
     if own.exists():
         saved = torch.load(own)
@@ -143,10 +145,23 @@ def start(args, shape, settings):
     elif warm:
         saved = torch.load(args.work / f"{warm}.pt") | {"optimizer": None}
     if saved:
-        with torch.no_grad():
-            for name, value in saved["params"].items():
-                params[name].copy_(value)
+        take(params, saved["params"])
     return params, saved, counters
+
+
+def end_cycle(params, n):
+    """Note the weights at the end of a cycle in the mean of all ends."""
+    n["cycles"] += 1
+    ends = {k: v.detach().clone() for k, v in params.items()}
+    before = n["mean"] or ends
+    n["mean"] = {k: before[k].lerp(v, 1.0 / n["cycles"]) for k, v in ends.items()}
+
+
+def take(params, values):
+    """Overwrite parameters."""
+    with torch.no_grad():
+        for name, value in values.items():
+            params[name].copy_(value)
 
 
 def main():
@@ -154,7 +169,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kind", choices=list(SETTINGS["glimmer"]))
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--cpu-minutes", type=float, required=True)
+    parser.add_argument("--cpu-minutes", type=float, nargs="+", required=True,
+                        help="at the end of each cycle, all before included")  # fmt: skip
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--family", choices=list(SETTINGS), default="glimmer")
     args = parser.parse_args()
@@ -167,26 +183,33 @@ def main():
     optimizer = optim.Optimizer(params, {k: v * settings["rate"] for k, v in RATES.items()})
     if saved and saved["optimizer"]:
         optimizer.load_state_dict(saved["optimizer"])
-    target = torch.load(work / "target.pt")["params"]
+    target = sample.read_target(work, args.family)
     blocks = Blocks(params, shape, target)
     sets = {name: Sequences(work, name) for name in ("own", "corpus", "val")}
     facts = json.loads((work / "sample.json").read_text())["val"]
     rng = np.random.default_rng(SEED + n["step"])
     clock, last, recent, saves, done = optim.CpuClock(n["used"]), time.monotonic(), [], 0, False
     while not done:
-        progress = clock.used / budget(work, args.kind, args.cpu_minutes)
-        done = progress >= 1.0
+        ends = [60.0 * minutes for minutes in args.cpu_minutes]
+        ends[-1] = budget(work, args.kind, args.cpu_minutes[-1])
+        progress = clock.used / ends[n["cycles"]]
         loss, accepted = blocks(*draw(rng, sets, settings, shape))
         loss.backward()
         optimizer.step(optim.rate_factor(progress, n["step"], settings["flat"]))
         n["step"], n["blocks"] = n["step"] + 1, n["blocks"] + accepted.numel()
         recent.append((float(loss.detach()), float(accepted.float().mean())))
+        if progress >= 1.0:
+            end_cycle(params, n)
+            done = n["cycles"] == len(ends)
+            if done:
+                take(params, n["mean"])
         if done or time.monotonic() - last > EVERY_S:
             last, saves = time.monotonic(), saves + 1
             means = np.mean(recent, 0)
-            line = {"step": n["step"], "blocks": n["blocks"], "cpu_s": round(clock.used, 1),
-                    "wall_s": round(n["wall"] + clock.wall, 1), "progress": round(progress, 4),
-                    "loss": round(float(means[0]), 4), "accepted": round(float(means[1]), 4)}
+            line = {"step": n["step"], "blocks": n["blocks"], "cycles": n["cycles"],
+                    "cpu_s": round(clock.used, 1), "wall_s": round(n["wall"] + clock.wall, 1),
+                    "progress": round(progress, 4), "loss": round(float(means[0]), 4),
+                    "accepted": round(float(means[1]), 4)}  # fmt: skip
             if done or saves % EVALUATE_EVERY == 0:
                 line |= evaluate(blocks, sets["val"], facts, shape)
             recent = []
@@ -196,7 +219,8 @@ def main():
             save(work / f"{args.kind}.pt", {
                 "params": {k: v.detach() for k, v in params.items()},
                 "optimizer": optimizer.state_dict(), "step": n["step"], "used": clock.used,
-                "blocks": n["blocks"], "wall": n["wall"] + clock.wall,
+                "blocks": n["blocks"], "wall": n["wall"] + clock.wall, "cycles": n["cycles"],
+                "mean": n["mean"],
             })  # fmt: skip
 
 

@@ -1,10 +1,13 @@
 """Train a target.
 
-    python -m scripts.train_pair.train_target --work DIR --cpu-minutes 50 [--family hybrid]
+    python -m scripts.train_pair.train_target base --work DIR --cpu-minutes 84
+    python -m scripts.train_pair.train_target target --work DIR --cpu-minutes 50
+    python -m scripts.train_pair.train_target target --work DIR --cpu-minutes 40 --family hybrid
 
-Owns the mixture of the training windows. Resumes from ``target.pt`` when it is there; writes it
-every 90 s and appends a line to ``target_log.jsonl``. ``--work/target_minutes`` (a number in a file)
-replaces the CPU budget while it runs.
+The embedded target has two parts: ``base`` is a whole training of fewer layers, ``target`` puts the
+last ones in and goes on. Owns the mixture of the training windows. Resumes from ``NAME.pt`` when it
+is there; writes it every 90 s and appends a line to ``NAME_log.jsonl``. ``--work/NAME_minutes`` (a
+number in a file) replaces the CPU budget while it runs.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import argparse
 import json
 import os
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,14 +24,48 @@ import torch
 
 from scripts.train_pair import corpus, hybrid_model, model, optim, shapes
 
-SEED = 11
 NETWORKS = {"glimmer": model, "hybrid": hybrid_model}
-# Layers of the first part of the training, and its share: a shallow net sees three times as many
-# tokens in the same time, and what it has learnt is kept when the others are put in.
-START = {"glimmer": (8, 0.34), "hybrid": None}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a training, with a rise and a fall of the learning rates of its own.
+
+    Parameters
+    ----------
+    layers : tuple of (int, float)
+        Depths, and the share of the part after which each begins: a shallow net sees several times
+        as many tokens in the same time, and keeps what it has learnt when others are put in.
+    start : str, optional
+        The part whose parameters it takes over; without one it begins with random ones.
+    rate : float
+        Factor on all learning rates.
+    flat : float
+        Share of the part before the rates fall.
+    seed : int
+        Of the first parameters and of the windows.
+    """
+
+    layers: tuple[tuple[int, float], ...]
+    start: str | None = None
+    rate: float = 1.0
+    flat: float = 0.40
+    seed: int = 11
+
+    def depth(self, progress: float) -> int:
+        """Layers at a share of the part."""
+        return [layers for layers, since in self.layers if progress >= since][-1]
+
+
+PARTS = {
+    "glimmer": {
+        "base": Part(((8, 0.0), (32, 0.34))),
+        "target": Part(((shapes.TARGET.n_layers, 0.0),), "base", 0.5, 0.15, 1011),
+    },
+    "hybrid": {"target": Part(((shapes.HYBRID.n_layers, 0.0),))},
+}
 RATES = {"matrix": 0.02, "embedding": 0.05, "head": 0.006, "vector": 0.006}
 DECAY = 0.05
-FLAT = 0.40  # share of the training before the rates fall
 LENGTHS = {  # tokens, sequences, share of the steps
     "glimmer": ((512, 9, 0.94), (1536, 3, 0.06)),
     "hybrid": ((512, 5, 1.0),),  # a short training: more steps
@@ -123,31 +160,31 @@ def budget(work, name, minutes):
 
 
 class Training:
-    """Parameters, optimizer and counters of a run: new, or as the checkpoint has them.
+    """Parameters, optimizer and counters of a part: new, taken over, or as its checkpoint has them.
 
     Parameters
     ----------
     work : Path
-    family : str
-        One of ``NETWORKS``.
+    family, name : str
+        A part of ``PARTS``.
     """
 
-    def __init__(self, work, family):
-        self.work, self.family = work, family
+    def __init__(self, work, family, name):
+        self.work, self.name, self.part = work, name, PARTS[family][name]
         self.shape, self.network = shapes.TARGETS[family], NETWORKS[family]
         self.n = {"step": 0, "tokens": 0, "used": 0.0, "wall": 0.0, "grown_at": 0}
-        saved = torch.load(work / "target.pt") if (work / "target.pt").exists() else None
-        start = START[family]
-        layers = start[0] if start else self.shape.n_layers
-        if saved:
-            layers = model.n_layers_of(saved["params"])
+        own = work / f"{name}.pt"
+        if own.exists():
+            saved = torch.load(own)
             self.n = {k: saved[k] for k in self.n}
-        self.use(self.network.init_target(replace(self.shape, n_layers=layers), SEED))
-        if saved:
-            with torch.no_grad():
-                for name, p in self.params.items():
-                    p.copy_(saved["params"][name])
+            self.use({k: v.requires_grad_() for k, v in saved["params"].items()})
             self.optimizer.load_state_dict(saved["optimizer"])
+        elif self.part.start:
+            before = torch.load(work / f"{self.part.start}.pt")["params"]
+            self.use(model.grow(before, self.shape.period, self.part.depth(0.0)))
+        else:
+            shape = replace(self.shape, n_layers=self.part.depth(0.0))
+            self.use(self.network.init_target(shape, self.part.seed))
 
     def use(self, params):
         """Train these parameters from here on, with fresh momenta."""
@@ -156,10 +193,10 @@ class Training:
         self.loss = self.network.TargetLoss(params, replace(self.shape, n_layers=self.layers))
 
     def grow_when_due(self, progress):
-        """Put in the missing layers once the shallow part is over."""
-        start = START[self.family]
-        if start and self.layers < self.shape.n_layers and progress >= start[1]:
-            self.use(model.grow(self.params, self.shape.period, self.shape.n_layers))
+        """Put in layers once it is time for them."""
+        depth = self.part.depth(progress)
+        if self.layers < depth:
+            self.use(model.grow(self.params, self.shape.period, depth))
             self.n["grown_at"] = self.n["step"]
 
     def step(self, ids, progress):
@@ -167,14 +204,14 @@ class Training:
         loss = self.loss(ids)
         loss.backward()
         since = self.n["step"] - self.n["grown_at"]  # fresh momenta want their own warm-up
-        self.optimizer.step(optim.rate_factor(progress, since, FLAT))
+        self.optimizer.step(self.part.rate * optim.rate_factor(progress, since, self.part.flat))
         self.n["step"] += 1
         self.n["tokens"] += ids[:, 1:].numel()
         return float(loss.detach())
 
     def save(self, clock):
         """Write the checkpoint."""
-        save(self.work / "target.pt", {
+        save(self.work / f"{self.name}.pt", {
             "params": {k: v.detach() for k, v in self.params.items()},
             "optimizer": self.optimizer.state_dict(),
         } | self.n | {"used": clock.used, "wall": self.n["wall"] + clock.wall})  # fmt: skip
@@ -183,19 +220,22 @@ class Training:
 def main():
     """Train until the CPU time is used."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("part", choices=list(PARTS["glimmer"]))
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--cpu-minutes", type=float, required=True)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--family", choices=list(NETWORKS), default="glimmer")
     args = parser.parse_args()
+    if args.part not in PARTS[args.family]:
+        parser.error(f"{args.family} has no {args.part}")
     torch.set_num_threads(args.threads)
-    training = Training(args.work, args.family)
+    training = Training(args.work, args.family, args.part)
     n = training.n
-    windows = Windows(args.work, SEED + n["step"], LENGTHS[args.family])
+    windows = Windows(args.work, training.part.seed + n["step"], LENGTHS[args.family])
     evaluate = Evaluation(args.work)
     clock, last, recent, saves, done = optim.CpuClock(n["used"]), time.monotonic(), [], 0, False
     while not done:
-        progress = clock.used / budget(args.work, "target", args.cpu_minutes)
+        progress = clock.used / budget(args.work, args.part, args.cpu_minutes)
         done = progress >= 1.0
         training.grow_when_due(progress)
         recent.append(training.step(windows.batch(progress), progress))
@@ -209,7 +249,7 @@ def main():
                 line |= evaluate(training.loss)
             recent = []
             print(json.dumps(line), flush=True)
-            with open(args.work / "target_log.jsonl", "a") as log:
+            with open(args.work / f"{args.part}_log.jsonl", "a") as log:
                 log.write(json.dumps(line) + "\n")
             training.save(clock)
 

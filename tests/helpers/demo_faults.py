@@ -24,8 +24,8 @@ VERIFY = {"dflash": 15, "dflash2": 7}
 GREEDY = cudflash.SamplingConfig(temperature=0)
 N_CTX = 1024
 # Share of drafted tokens that may differ between two arithmetics; a fault is above. Activations of 8
-# bits instead of 16, far coarser than a sum in another order, change 1.6 and 2.8 % of them.
-BUDGET = {"dflash": 0.03, "dflash2": 0.05}
+# bits instead of 16, far coarser than a sum in another order, change 1.8 and 4.6 % of them.
+BUDGET = {"dflash": 0.025, "dflash2": 0.05}
 
 
 @cache

@@ -372,6 +372,21 @@ def test_a_dear_draft_comes_to_the_long_lengths_that_pay(rate, draft, prepare):
     assert economy.state == "drafting" and economy.length > 3 and 5000 / taken > 1.6
 
 
+def test_an_answer_measures_what_a_plain_step_costs_now():
+    """Catches the step of the last answer's long context taken for that of this one's beginning: each
+    round seems to gain, and drafting that loses goes on."""
+    costs, steady = RoundCosts(), Meter()
+    costs.plain.extend([0.9] * 9)
+    steady.extend([0.9] * 9)
+    costs.meter("draft", 3).extend([1.4] * 9)
+    economy = Economy(costs, "draft", 3, True, None, steady)
+    economy.begin(64)
+    for _ in range(3):
+        assert economy.choose(100, 0, 0) == (0, MEASURE)
+        economy.record(0, 0, 1, 0.6, 0.0, False)
+    assert economy._plain_ms == 0.6
+
+
 def test_a_length_known_from_before_is_prepared_when_that_can_be_paid():
     """Catches an answer that takes a length over from an earlier one and records it on credit."""
     costs = RoundCosts()
