@@ -33,8 +33,8 @@ from tests.helpers.demo_faults import (
 )
 
 # tokens per target pass at the anchors of held-out text, of the files in the package; measured by
-# this test itself, at its first anchors 1.75 and 2.38 (few anchors: the model card has the acceptance over all prompts)
-FLOORS = {"dflash": 1.7, "dflash2": 2.0}
+# this test itself, 2.25 and 2.59 (few anchors: the model card has the acceptance over all prompts)
+FLOORS = {"dflash": 2.1, "dflash2": 2.4}
 
 
 @cache
