@@ -6,8 +6,9 @@ argument block takes as long as running a small launch dozens of times, copying 
 Owns what may be copied. Must not know what a launch computes. Invariant: a copy is, word for word,
 what recording it would have given; where that is not certain nothing is copied. An argument block
 holds whole numbers, addresses and bits of float64. Addresses are told from the others by where
-they lie: inside a buffer, thus above every size and, while they have at most 52 bits, below the bits
-of every float that is not subnormal.
+they lie: inside a buffer, thus, from 4 GiB on, above every size and, while they have at most 52 bits,
+below the bits of every float that is not subnormal. Where a buffer lies lower (the heap of some builds
+of Python), layers are recorded one by one.
 """
 
 from array import array as numbers
